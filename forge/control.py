@@ -1,0 +1,182 @@
+"""The control loop both worlds run: decide, act, account. Start reading here.
+
+A world (simulated or live) tells `Control` what happened and asks what to do. `Control` builds the view, calls the
+policy, and accounts for the answer as trace events; it knows no clock, no device, no process. Because it is the
+same object in both worlds, a policy tuned in one deploys unchanged in the other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from forge import trace as ev
+from forge.policies import Policies
+from forge.policies.sync import SyncMode
+from forge.queue import ItemQueue, QueueShape
+from forge.types import DeathReason
+from forge.views import Views
+
+Sink = Callable[[ev.Event], None]
+
+_MASK = (1 << 64) - 1
+
+
+def draw(seed: int, call: int) -> float:
+    """The `call`-th draw in [0, 1) of a run: splitmix64, a pure function of seed and call."""
+    z = (seed * 0x9E3779B97F4A7C15 + (call + 1) * 0xD1B54A32D192ED03) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return float((z ^ (z >> 31)) >> 11) / float(1 << 53)
+
+
+def fingerprint(view: object) -> int:
+    """crc32 of a view's text: enough to see that two worlds saw the same."""
+    return zlib.crc32(repr(view).encode())
+
+
+class Control:
+    """Policies, the fold of everything that happened, and the sinks that keep it.
+
+    Every event first passes the fold, which refuses illegal ones (QueueError), then each sink in order. `now` is
+    always given by the world, in seconds since the run began, and never goes back.
+    """
+
+    def __init__(
+        self,
+        *,
+        policies: Policies,
+        shape: QueueShape,
+        instances: int,
+        group: int,
+        seed: int,
+        sinks: tuple[Sink, ...] = (),
+    ) -> None:
+        self.policies = policies
+        self.views = Views(shape, instances)
+        self.group = group
+        self.seed = seed
+        self.life = 0
+        self._calls = 0
+        self._sinks = sinks
+
+    @property
+    def queue(self) -> ItemQueue:
+        return self.views.queue
+
+    # --- account ------
+
+    def account(self, event: ev.Event) -> None:
+        self.views.apply(event)
+        for sink in self._sinks:
+            sink(event)
+
+    def resume(self, event: ev.Resumed) -> None:
+        """Begin a new life with fresh policies (the caller made this Control anew)."""
+        self.life, self._calls = event.life, 0
+        self.account(event)
+
+    # --- decide ------
+
+    def _ask(self, now: float, slot: str, method: str, args: dict[str, Any]) -> Any:
+        self.views.now = now
+        at = draw(self.seed + self.life, self._calls)
+        self._calls += 1
+        view = self.views.view(slot, at, args)
+        decision = getattr(self.policies.slots()[slot], method)(view)
+        if self._sinks:
+            call = ev.PolicyCall(
+                t=now, slot=slot, method=method, args=args, draw=at, view=fingerprint(view), decision=decision
+            )
+            self.account(call)
+        return decision
+
+    # --- what a world calls ------
+
+    def submit(self, now: float, *, domain: str, difficulty: float, members: int) -> int:
+        """Account the next item, which `queue.may_submit()` admits. Returns its position."""
+        position = len(self.queue)
+        self.account(ev.Submitted(t=now, position=position, domain=domain, difficulty=difficulty, members=members))
+        return position
+
+    def route(self, now: float, *, request: str, position: int, member: int, turn: int, prompt_tokens: int) -> int:
+        """Which instance serves this request; accounted as in flight there until its `Completed` event."""
+        trajectory = f"{position}.{member}"
+        args = {"trajectory": trajectory, "turn": turn, "prompt_tokens": prompt_tokens}
+        chosen: int = self._ask(now, "router", "route", args)
+        self.account(
+            ev.Routed(
+                t=now,
+                request=request,
+                position=position,
+                member=member,
+                turn=turn,
+                prompt_tokens=prompt_tokens,
+                instance=chosen,
+            )
+        )
+        return chosen
+
+    def take(self, now: float) -> list[int]:
+        """Take whatever the scheduler picks, until it waits or the forming batch is full."""
+        taken: list[int] = []
+        queue = self.queue
+        while queue.finished_order and len(queue.forming) < queue.shape.batch:
+            position = self._ask(now, "scheduler", "pick", {})
+            if position is None:
+                break
+            self.account(ev.Taken(t=now, position=position, lag_items=queue.lag_if_taken(position)))
+            taken.append(position)
+        return taken
+
+    def start_step(self, now: float, *, ending: bool) -> list[int]:
+        """The batch to train on now, or []. `ending`: nothing more will be submitted or finish."""
+        queue = self.queue
+        full = len(queue.forming) == queue.shape.batch
+        if queue.training or not (full or (ending and queue.forming)):
+            return []
+        positions = tuple(queue.forming)
+        self.account(ev.StepStarted(t=now, step=self.views.step + 1, positions=positions, partial=not full))
+        return list(positions)
+
+    def commit(
+        self,
+        now: float,
+        *,
+        train_s: float,
+        data_s: float,
+        io_s: float,
+        tokens: int,
+        metrics: Mapping[str, float | None],
+    ) -> SyncMode | None:
+        """The checkpoint of the batch in training is durable. Returns how to publish it, or None to wait."""
+        self.account(
+            ev.Committed(
+                t=now,
+                step=self.views.step + 1,
+                positions=tuple(self.queue.training),
+                train_s=train_s,
+                data_s=data_s,
+                io_s=io_s,
+                tokens=tokens,
+                metrics=dict(metrics),
+            )
+        )
+        mode: SyncMode | None = self._ask(now, "sync", "decide", {})
+        return mode
+
+    def publish(self, now: float, *, version: int, step: int, items: int) -> None:
+        """The slowest live engine serves `version`, which holds the first `items` committed items."""
+        self.account(ev.Published(t=now, version=version, step=step, items=items))
+
+    def finish(self, now: float, position: int, *, tokens: int, rewards: list[float]) -> None:
+        """Every member of an item ended. Fewer than two survivors of a group leave no baseline: it is dead."""
+        if len(rewards) < min(2, self.group):
+            self.die(now, position, DeathReason.TOO_FEW_SURVIVORS, tokens=tokens)
+            return
+        mean = sum(rewards) / len(rewards)
+        self.account(ev.Finished(t=now, position=position, tokens=tokens, reward=mean))
+
+    def die(self, now: float, position: int, reason: DeathReason, *, tokens: int) -> None:
+        self.account(ev.Dead(t=now, position=position, reason=reason.value, tokens=tokens))

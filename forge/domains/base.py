@@ -1,0 +1,56 @@
+"""The `Domain` protocol: where tasks come from, which tools they offer, and who says whether they were solved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Split = Literal["train", "validation", "held_out"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One problem. JSON-serialisable, so that it crosses processes and lies in the pool.
+
+    `id` names the problem within its domain and split. `difficulty` is declared by the domain (hops, items, digits),
+    known before the rollout. `data` is for the domain's own tools and verifier; the agent sees `system` and `prompt`.
+    """
+
+    id: str
+    domain: str
+    system: str
+    prompt: str
+    difficulty: float
+    data: Mapping[str, Any]
+
+
+class ToolError(Exception):
+    """The model's call was malformed or failed; the message goes back to the model as the tool's result."""
+
+
+class Domain(Protocol):
+    """A family of tasks. Pure given (split, seed, index): the same arguments give the same task, in any process.
+
+    The splits never share a problem (membership is decided by a hash of the problem itself).
+    """
+
+    name: str
+    #: most completions a trajectory may have
+    max_turns: int
+    #: most tokens a completion may have
+    max_tokens: int
+
+    def task(self, split: Split, seed: int, index: int) -> Task: ...
+
+    def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
+        """OpenAI tool schemas, [] for none."""
+        ...
+
+    def call(self, task: Task, name: str, arguments: Mapping[str, Any]) -> str:
+        """Really run a tool. Raises ToolError for anything the model did wrong, never anything else."""
+        ...
+
+    def score(self, task: Task, answer: str) -> float:
+        """Outcome reward in [0, 1] of the final answer; any string is allowed."""
+        ...

@@ -1,0 +1,51 @@
+"""The policy slots. A policy is a keyword-only dataclass that is its own configuration, chosen by `kind` in TOML.
+
+Adding one: write the class in its slot's module, add it to the slot's union there. Both worlds run the same object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Discriminator
+
+from forge.policies.router import LeastLoaded, RoundRobin, Router
+from forge.policies.scheduler import Fffo, Greedy, StrictFifo, TrainScheduler, WindowedFifo
+from forge.policies.sync import EveryK, WeightSync
+
+AnyScheduler = Annotated[StrictFifo | Greedy | Fffo | WindowedFifo, Discriminator("kind")]
+AnyRouter = Annotated[RoundRobin | LeastLoaded, Discriminator("kind")]
+AnySync = EveryK
+
+
+@dataclass(kw_only=True)
+class Policies:
+    """One policy per slot: what `policy.toml` holds and what a run deploys."""
+
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - pydantic reads it
+
+    scheduler: AnyScheduler = field(default_factory=WindowedFifo)
+    router: AnyRouter = field(default_factory=LeastLoaded)
+    sync: AnySync = field(default_factory=EveryK)
+
+    def slots(self) -> dict[str, Any]:
+        return {"scheduler": self.scheduler, "router": self.router, "sync": self.sync}
+
+
+__all__ = [
+    "AnyRouter",
+    "AnyScheduler",
+    "AnySync",
+    "EveryK",
+    "Fffo",
+    "Greedy",
+    "LeastLoaded",
+    "Policies",
+    "RoundRobin",
+    "Router",
+    "StrictFifo",
+    "TrainScheduler",
+    "WeightSync",
+    "WindowedFifo",
+]

@@ -1,0 +1,47 @@
+"""Weight sync: when to publish weights to the engines, and what running requests do meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from forge.policies.scheduler import FORBID
+from forge.types import ForgeError
+from forge.views import SyncView
+
+SyncMode = Literal["in_flight", "drain"]
+
+
+class WeightSync(Protocol):
+    """Contract: `publish_every` bounds the steps between publications (the queue's validity needs it).
+
+    `decide` is asked after every commit and returns the mode to publish in, or None to wait. "in_flight": engines
+    load between two decode steps, running requests go on with their KV. "drain": an engine admits no new request
+    until its running ones are done, then loads. The last version of a run is always published, unasked.
+    """
+
+    @property
+    def publish_every(self) -> int: ...
+
+    def decide(self, view: SyncView) -> SyncMode | None: ...
+
+
+@dataclass(kw_only=True)
+class EveryK:
+    """Publish every k trainer steps."""
+
+    __pydantic_config__ = FORBID
+    kind: Literal["every_k"] = "every_k"
+    k: int = 1
+    mode: SyncMode = "in_flight"
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ForgeError(f"k = {self.k}: must be at least 1")
+
+    @property
+    def publish_every(self) -> int:
+        return self.k
+
+    def decide(self, view: SyncView) -> SyncMode | None:
+        return self.mode if view.steps_unpublished >= self.k else None

@@ -1,0 +1,299 @@
+"""One event vocabulary, written by both worlds and read by every analysis, plot and replay.
+
+A trace is JSON lines: one event each, `t` in seconds on the run's clock, `e` naming the kind. The first line is
+`run_started` and carries the schema version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import IO, Any, ClassVar
+
+from forge.types import ForgeError
+
+SCHEMA = 1
+
+
+class TraceError(ForgeError):
+    """A trace that cannot be read, or that contradicts itself; names the file and line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events. `t`: seconds since the run began (lives of a resumed run add up)."""
+
+    e: ClassVar[str]
+    t: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    e: ClassVar[str] = "run_started"
+    schema: int
+    world: str  # "sim" | "live"
+    scenario: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted(Event):
+    """An item got its position. `difficulty` is the domain's declared one, `members` its group size."""
+
+    e: ClassVar[str] = "submitted"
+    position: int
+    domain: str
+    difficulty: float
+    members: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed(Event):
+    e: ClassVar[str] = "routed"
+    request: str
+    position: int
+    member: int
+    turn: int
+    prompt_tokens: int
+    instance: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstToken(Event):
+    e: ClassVar[str] = "first_token"
+    request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed(Event):
+    """A request left its instance. `versions`: first and last weights version that sampled a token of it."""
+
+    e: ClassVar[str] = "completed"
+    request: str
+    tokens: int
+    finish: str
+    versions: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberDone(Event):
+    """One trajectory of an item ended. `reward` null: it died, `reason` says why."""
+
+    e: ClassVar[str] = "member_done"
+    position: int
+    member: int
+    reward: float | None
+    turns: int
+    tokens: int
+    tool_wait_s: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Event):
+    """Every member ended and enough survive. `tokens` were sampled; `reward` is the survivors' mean."""
+
+    e: ClassVar[str] = "finished"
+    position: int
+    tokens: int
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dead(Event):
+    e: ClassVar[str] = "dead"
+    position: int
+    reason: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken(Event):
+    e: ClassVar[str] = "taken"
+    position: int
+    lag_items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack(Event):
+    """On resume: taken but not committed, back at their positions as finished. Part of the `resumed` state."""
+
+    e: ClassVar[str] = "rolled_back"
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStarted(Event):
+    e: ClassVar[str] = "step_started"
+    step: int
+    positions: tuple[int, ...]
+    partial: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Event):
+    """The checkpoint with this step is durable. Seconds are spans of wall time; null metrics: the world has none."""
+
+    e: ClassVar[str] = "committed"
+    step: int
+    positions: tuple[int, ...]
+    train_s: float
+    data_s: float
+    io_s: float
+    tokens: int
+    metrics: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Event):
+    """One instance serves a version from now on. `io_s`: seconds it spent loading."""
+
+    e: ClassVar[str] = "loaded"
+    instance: int
+    version: int
+    io_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published(Event):
+    """Every live instance serves `version`, which holds the first `items` committed items, up to `step`."""
+
+    e: ClassVar[str] = "published"
+    version: int
+    step: int
+    items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceDown(Event):
+    e: ClassVar[str] = "instance_down"
+    instance: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceUp(Event):
+    e: ClassVar[str] = "instance_up"
+    instance: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage(Event):
+    """Counters since the life began, per instance: busy seconds, steps, tokens prefilled and decoded."""
+
+    e: ClassVar[str] = "usage"
+    busy_s: tuple[float, ...]
+    steps: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    decode_tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCall(Event):
+    """One call of a policy method, in order. `view` is the crc32 of the view's canonical text."""
+
+    e: ClassVar[str] = "policy"
+    slot: str
+    method: str
+    args: dict[str, Any]
+    draw: float
+    view: int
+    decision: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Event):
+    """Held-out reward of the weights of `step`: mean over tasks, greedy or sampled."""
+
+    e: ClassVar[str] = "evaluated"
+    step: int
+    label: str
+    mean: float
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """A new life begins from the durable pool: policies are fresh, requests in flight are gone."""
+
+    e: ClassVar[str] = "resumed"
+    life: int
+    queue: dict[str, Any]
+    items: dict[str, tuple[str, float, float | None]]
+    step: int
+    version: int
+    published_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnded(Event):
+    e: ClassVar[str] = "run_ended"
+    reason: str  # "done" | "stopped"
+
+
+KINDS: dict[str, type[Event]] = {cls.e: cls for cls in Event.__subclasses__()}
+
+
+def encode(event: Event) -> str:
+    """One JSON line, keys in declaration order, floats that read back exactly."""
+    row: dict[str, Any] = {"t": event.t, "e": event.e}
+    for f in fields(event):
+        if f.name != "t":
+            row[f.name] = getattr(event, f.name)
+    return json.dumps(row, separators=(",", ":"), allow_nan=False)
+
+
+def decode(line: str) -> Event:
+    """Inverse of `encode`. Raises TraceError."""
+    try:
+        row = json.loads(line)
+        cls = KINDS[row.pop("e")]
+        event: Event = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})  # type: ignore[arg-type]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"not a trace event: {line[:80]!r} ({error})") from None
+    return event
+
+
+class TraceWriter:
+    """Appends events to a file; each reaches the operating system at once, so a killed process loses none."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
+
+    def __call__(self, event: Event) -> None:
+        self._file.write(encode(event) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Event]:
+    """Events of a trace file. A torn last line (the process was killed while writing) is dropped.
+
+    Raises TraceError for a missing file, another schema version, or a line that is no event, with its number.
+    """
+    if not path.is_file():
+        raise TraceError(f"{path}: no trace here; give a run folder that holds trace.jsonl")
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                event = decode(line)
+            except TraceError as error:
+                raise TraceError(f"{path}:{number}: {error}") from None
+            if number == 1 and not (isinstance(event, RunStarted) and event.schema == SCHEMA):
+                raise TraceError(f"{path}:1: not a trace of schema {SCHEMA}")
+            yield event
+
+
+def cut_torn_tail(path: Path) -> None:
+    """Before appending to the trace of a killed run: drop a half-written last line."""
+    data = path.read_bytes()
+    keep = data.rfind(b"\n") + 1
+    if keep != len(data):
+        with path.open("r+b") as file:
+            file.truncate(keep)

@@ -1,0 +1,226 @@
+"""What policies see, and the pure fold over trace events that builds it: the same code in both worlds.
+
+A view holds only what the live system can observe. Time is `view.now`, randomness is `view.draw` in [0, 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge import trace as ev
+from forge.queue import ItemQueue, QueueShape
+from forge.types import ItemState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemView:
+    """One waiting item (running or finished, not taken) as a scheduler sees it."""
+
+    position: int
+    finished: bool
+    domain: str
+    submitted_s: float
+    finished_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueView:
+    """For the train scheduler. `waiting` is in position order; `head` is the lowest of them."""
+
+    now: float
+    draw: float
+    n: int
+    batch: int
+    head: int
+    forming: int
+    waiting: tuple[ItemView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceView:
+    """One rollout instance: requests sent and not yet completed, and the weights version it serves."""
+
+    instance: int
+    in_flight: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterView:
+    """For the router: one request to place. `instances` are the live ones, by id."""
+
+    now: float
+    draw: float
+    trajectory: str
+    turn: int
+    prompt_tokens: int
+    instances: tuple[InstanceView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncView:
+    """For weight sync, asked after every commit. Counts are since the run began."""
+
+    now: float
+    draw: float
+    step: int
+    version: int
+    steps_unpublished: int
+    requests_in_flight: int
+
+
+@dataclass(slots=True)
+class _Item:
+    domain: str
+    submitted_s: float
+    finished_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Instance:
+    in_flight: int = 0
+    version: int = 0
+    live: bool = True
+
+
+@dataclass(slots=True)
+class Views:
+    """State folded from events. `apply` is the only way it changes; an illegal event raises QueueError."""
+
+    shape: QueueShape
+    instances_n: int
+    queue: ItemQueue = field(init=False)
+    now: float = 0.0
+    step: int = 0
+    version: int = 0  # newest version that every live engine serves
+    published_step: int = 0
+    items: dict[int, _Item] = field(default_factory=dict)
+    instances: dict[int, _Instance] = field(init=False)
+    requests: dict[str, int] = field(default_factory=dict)  # request -> instance
+
+    def __post_init__(self) -> None:
+        self.queue = ItemQueue(self.shape)
+        self.instances = {i: _Instance() for i in range(self.instances_n)}
+
+    def view(self, slot: str, draw: float, args: Mapping[str, Any]) -> QueueView | RouterView | SyncView:
+        """The view a policy slot gets now. `args` is what the call is about, beyond the folded state."""
+        match slot:
+            case "scheduler":
+                return self.queue_view(draw)
+            case "router":
+                return self.router_view(draw, **args)
+            case "sync":
+                return self.sync_view(draw)
+        raise KeyError(slot)
+
+    # --- views ------
+
+    def queue_view(self, draw: float) -> QueueView:
+        queue = self.queue
+        waiting = []
+        for p in queue.waiting():
+            item = self.items[p]
+            waiting.append(
+                ItemView(
+                    position=p,
+                    finished=queue.states[p] is ItemState.FINISHED,
+                    domain=item.domain,
+                    submitted_s=item.submitted_s,
+                    finished_s=item.finished_s,
+                )
+            )
+        return QueueView(
+            now=self.now,
+            draw=draw,
+            n=self.shape.n,
+            batch=self.shape.batch,
+            head=queue.head,
+            forming=len(queue.forming),
+            waiting=tuple(waiting),
+        )
+
+    def router_view(self, draw: float, *, trajectory: str, turn: int, prompt_tokens: int) -> RouterView:
+        return RouterView(
+            now=self.now,
+            draw=draw,
+            trajectory=trajectory,
+            turn=turn,
+            prompt_tokens=prompt_tokens,
+            instances=tuple(
+                InstanceView(instance=i, in_flight=s.in_flight, version=s.version)
+                for i, s in self.instances.items()
+                if s.live
+            ),
+        )
+
+    def sync_view(self, draw: float) -> SyncView:
+        return SyncView(
+            now=self.now,
+            draw=draw,
+            step=self.step,
+            version=self.version,
+            steps_unpublished=self.step - self.published_step,
+            requests_in_flight=len(self.requests),
+        )
+
+    # --- the fold ------
+
+    def apply(self, event: ev.Event) -> None:
+        self.now = event.t
+        match event:
+            case ev.Submitted():
+                position = self.queue.submit()
+                if position != event.position:
+                    raise ev.TraceError(f"submitted {event.position}, the queue is at {position}")
+                self.items[position] = _Item(event.domain, event.t)
+            case ev.Finished():
+                self.queue.finish(event.position)
+                self.items[event.position].finished_s = event.t
+            case ev.Dead():
+                self.queue.die(event.position)
+                del self.items[event.position]
+            case ev.Taken():
+                self.queue.take(event.position)
+            case ev.StepStarted():
+                self.queue.start_step(partial=event.partial)
+            case ev.Committed():
+                for position in self.queue.commit():
+                    del self.items[position]
+                self.step = event.step
+            case ev.Published():
+                self.queue.publish(event.items)
+                self.version, self.published_step = event.version, event.step
+            case ev.Resumed():
+                self._resume(event)
+            case _:
+                self._apply_instance(event)
+
+    def _apply_instance(self, event: ev.Event) -> None:
+        match event:
+            case ev.Routed():
+                self.requests[event.request] = event.instance
+                self.instances[event.instance].in_flight += 1
+            case ev.Completed():
+                instance = self.requests.pop(event.request)
+                self.instances[instance].in_flight -= 1
+            case ev.Loaded():
+                self.instances[event.instance].version = event.version
+            case ev.InstanceDown():
+                self.instances[event.instance] = _Instance(live=False)
+            case ev.InstanceUp():
+                self.instances[event.instance] = _Instance(version=event.version)
+            case _:
+                pass
+
+    def _resume(self, event: ev.Resumed) -> None:
+        """A new life of the run: the durable pool is the truth, requests in flight are gone."""
+        self.queue = ItemQueue.from_dict(self.shape, event.queue)
+        self.step, self.version, self.published_step = event.step, event.version, event.published_step
+        self.items = {
+            int(p): _Item(domain, submitted_s, finished_s)
+            for p, (domain, submitted_s, finished_s) in event.items.items()
+        }
+        self.instances = {i: _Instance(version=event.version) for i in range(self.instances_n)}
+        self.requests = {}
