@@ -170,10 +170,21 @@ class Control:
         """The slowest live engine serves `version`, which holds the first `items` committed items."""
         self.account(ev.Published(t=now, version=version, step=step, items=items))
 
-    def finish(self, now: float, position: int, *, tokens: int, rewards: list[float]) -> None:
-        """Every member of an item ended. Fewer than two survivors of a group leave no baseline: it is dead."""
+    def finish(
+        self,
+        now: float,
+        position: int,
+        *,
+        tokens: int,
+        rewards: list[float],
+        reason: DeathReason = DeathReason.TOO_FEW_SURVIVORS,
+    ) -> None:
+        """Every member of an item ended. Fewer than two survivors of a group leave no baseline: it is dead.
+
+        `rewards` are the survivors'; `reason` says what killed the others.
+        """
         if len(rewards) < min(2, self.group):
-            self.die(now, position, DeathReason.TOO_FEW_SURVIVORS, tokens=tokens)
+            self.die(now, position, reason, tokens=tokens)
             return
         mean = sum(rewards) / len(rewards)
         self.account(ev.Finished(t=now, position=position, tokens=tokens, reward=mean))

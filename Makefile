@@ -1,0 +1,31 @@
+# Two commands: `make run` sets up and runs the main job; `make test` checks everything.
+PYTHON ?= python3.11
+VENV   ?= .venv
+# For example an index that has CPU builds of torch; the default index serves a CUDA build on Linux.
+TORCH_ARGS ?=
+BIN    := $(VENV)/bin
+
+.PHONY: run test setup lint clean
+
+run: setup
+	$(BIN)/forge quickstart
+
+test: setup lint
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+setup: $(VENV)/.ready
+
+# torch is installed by its exact version first: an open range would take a build with several GB of GPU libraries.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH_ARGS) $(shell grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[live,smollm2,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

@@ -1,0 +1,114 @@
+"""`forge doctor`: what this machine can run, and what is missing for the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+
+from forge.models import MODELS, shipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing Forge can use. `fix` says what to do when `ok` is false."""
+
+    what: str
+    ok: bool
+    found: str
+    fix: str = ""
+
+
+def machine() -> dict[str, object]:
+    """The machine, in the terms a benchmark is quoted with."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory, 1),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "gpu": gpu_name(),
+    }
+
+
+def checks() -> list[Check]:
+    return [
+        Check(
+            what="Python 3.11 or newer",
+            ok=sys.version_info >= (3, 11),
+            found=platform.python_version(),
+            fix="install a newer Python",
+        ),
+        Check(
+            what="two cores (rollout and training at once)",
+            ok=len(os.sched_getaffinity(0)) >= 2,
+            found=f"{len(os.sched_getaffinity(0))}",
+            fix="a live run works on one core, slowly",
+        ),
+        _packages(
+            "simulate, tune, replay, report", ("simpy", "numpy", "matplotlib", "pydantic"), "pip install forge-rl"
+        ),
+        _packages(
+            "live training (gateway, embedded engine, CISPO)",
+            ("torch", "transformers", "fastapi", "uvicorn", "openai", "reasoning_gym"),
+            "pip install 'forge-rl[live]'",
+        ),
+        _packages("convert SmolLM2", ("gguf", "accelerate"), "pip install 'forge-rl[smollm2]'"),
+        _packages("dashboard", ("streamlit",), "pip install 'forge-rl[dash]'"),
+        _packages("vLLM engine", ("vllm",), "pip install 'forge-rl[vllm]' in an environment of its own"),
+        _packages("DeepSpeed training", ("deepspeed",), "pip install 'forge-rl[gpu]'"),
+        Check(what="CUDA GPU", ok=gpu_name() is not None, found=gpu_name() or "none", fix="the CPU path needs none"),
+        Check(
+            what="shipped model",
+            ok="quickstart" in shipped(),
+            found=", ".join(shipped()) or "none",
+            fix="python -m forge.train.warm_start --out forge/assets/quickstart",
+        ),
+        Check(
+            what="SmolLM2-135M-Instruct",
+            ok=(MODELS / "smollm2" / "config.json").is_file(),
+            found=str(MODELS / "smollm2") if (MODELS / "smollm2").is_dir() else "none",
+            fix="forge model get smollm2",
+        ),
+        Check(
+            what="disk space for run folders (1 GiB)",
+            ok=shutil.disk_usage(".").free > 2**30,
+            found=f"{shutil.disk_usage('.').free / 2**30:.0f} GiB free",
+            fix="run where there is room, or pass --runs DIR",
+        ),
+    ]
+
+
+def gpu_name() -> str | None:
+    """The first CUDA device, without importing torch where there is no driver."""
+    if not os.path.exists("/dev/nvidiactl") or importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
+
+
+def _packages(what: str, modules: tuple[str, ...], fix: str) -> Check:
+    missing = [m for m in modules if importlib.util.find_spec(m) is None]
+    found = ", ".join(f"{m} {_version(m)}" for m in modules if m not in missing)
+    if missing:
+        found = f"missing: {', '.join(missing)}"
+    return Check(what=what, ok=not missing, found=found, fix=fix)
+
+
+def _version(module: str) -> str:
+    names = importlib.metadata.packages_distributions().get(module, [module])
+    return importlib.metadata.version(names[0])
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

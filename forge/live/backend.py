@@ -1,0 +1,140 @@
+"""The gateway's backend in a live run: a trajectory in, the router's choice, an engine's tokens out, all traced."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+
+from forge import trace as ev
+from forge.control import Control
+from forge.gateway.backend import Overloaded, UnknownTrajectoryError
+from forge.live.fleet import Fleet
+from forge.rollout.engine import Delta, EngineRequest, Sampling
+from forge.types import Completion
+
+
+@dataclass
+class OpenTrajectory:
+    """A trajectory that may generate. `position` None: an evaluation, kept out of the queue and the trace."""
+
+    id: str
+    sampling: Sampling
+    position: int | None
+    member: int
+    requests: int = 0
+    completions: list[Completion] = field(default_factory=list)
+
+
+class LiveBackend:
+    """Implements `forge.gateway.backend.Backend`. Temperature and top_p are the run's, not the agent's: training
+    needs the distribution sampled to be the one the loss assumes."""
+
+    def __init__(self, *, model: str, fleet: Fleet, control: Control, clock: Callable[[], float]) -> None:
+        self._model = model
+        self._fleet = fleet
+        self._control = control
+        self._clock = clock
+        self.trajectories: dict[str, OpenTrajectory] = {}
+        self._evaluations = 0
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    @property
+    def max_context(self) -> int:
+        return self._fleet.max_context
+
+    def now(self) -> float:
+        return self._clock()
+
+    def admit(self, trajectory: OpenTrajectory) -> None:
+        self.trajectories[trajectory.id] = trajectory
+
+    def close(self, trajectory: str) -> OpenTrajectory | None:
+        return self.trajectories.pop(trajectory, None)
+
+    def open(self, trajectory: str) -> Sampling:
+        return self._find(trajectory).sampling
+
+    def record(self, completion: Completion) -> None:
+        """A late completion of a trajectory already closed (its item timed out) is dropped with it."""
+        known = self.trajectories.get(completion.trajectory)
+        if known is not None:
+            exact = replace(completion, temperature=known.sampling.temperature, index=len(known.completions))
+            known.completions.append(exact)
+
+    async def generate(
+        self, trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[tuple[int, Delta]]:
+        known = self._find(trajectory)
+        request = f"{trajectory}.{known.requests}"
+        known.requests += 1
+        sampling = replace(sampling, temperature=known.sampling.temperature, top_p=known.sampling.top_p)
+        instance = self._place(known, request, len(prompt_ids))
+        account = _Accounting(self._control, self._clock, request, traced=known.position is not None)
+        deltas = self._fleet.generate(instance, EngineRequest(id=request, prompt_ids=prompt_ids, sampling=sampling))
+        try:
+            async with contextlib.aclosing(deltas):  # type: ignore[type-var]
+                async for delta in deltas:
+                    account.take(delta)
+                    yield instance, delta
+        finally:
+            account.end("cancelled")
+
+    def _place(self, known: OpenTrajectory, request: str, prompt_tokens: int) -> int:
+        if not self._fleet.versions():
+            raise Overloaded(1.0)
+        if known.position is None:
+            self._evaluations += 1
+            return self._evaluations % len(self._fleet.counters())
+        return self._control.route(
+            self._clock(),
+            request=request,
+            position=known.position,
+            member=known.member,
+            turn=known.requests - 1,
+            prompt_tokens=prompt_tokens,
+        )
+
+    def _find(self, trajectory: str) -> OpenTrajectory:
+        try:
+            return self.trajectories[trajectory]
+        except KeyError:
+            raise UnknownTrajectoryError(trajectory) from None
+
+
+class _Accounting:
+    """FirstToken once, Completed exactly once, however the request ends."""
+
+    def __init__(self, control: Control, clock: Callable[[], float], request: str, *, traced: bool) -> None:
+        self._control, self._clock, self._request = control, clock, request
+        self._open = traced
+        self._tokens = 0
+        self._versions: tuple[int, int] = (0, 0)
+
+    def take(self, delta: Delta) -> None:
+        if not self._open:
+            return
+        if delta.token_ids:
+            if self._tokens == 0:
+                self._control.account(ev.FirstToken(t=self._clock(), request=self._request))
+                self._versions = (delta.versions[0], delta.versions[0])
+            self._versions = (self._versions[0], delta.versions[-1])
+            self._tokens += len(delta.token_ids)
+        if delta.finish is not None:
+            self.end(delta.finish)
+
+    def end(self, finish: str) -> None:
+        if self._open:
+            self._open = False
+            self._control.account(
+                ev.Completed(
+                    t=self._clock(),
+                    request=self._request,
+                    tokens=self._tokens,
+                    finish=finish,
+                    versions=self._versions,
+                )
+            )

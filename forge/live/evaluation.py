@@ -1,0 +1,79 @@
+"""Held-out evaluation through the same gateway, agents and engines as training, decoding greedily.
+
+`evaluation.json`: {"start": {"scores": {task: reward}}, "end": {...}, "domains": {task: domain}, "decoding": "greedy"}.
+The tasks are frozen: the same (seed, index) in every run, whatever the scenario's seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from forge.domains.base import Task
+from forge.live.backend import LiveBackend, OpenTrajectory
+from forge.live.child import Child
+from forge.mix import Mix
+from forge.rollout.engine import Sampling
+from forge.scenario import Scenario, ToolWait
+from forge.types import ForgeError, Outcome
+
+#: The held-out set is the same for every seed of a scenario, so that runs can be compared task by task.
+HELD_OUT_SEED = 20260
+AT_ONCE = 64
+TIMEOUT_S = 120.0
+PREFIX = "eval-"
+
+
+@dataclass
+class Evaluator:
+    """Plays a fixed list of tasks, some at once. `take_outcome` gets every outcome whose id starts with PREFIX."""
+
+    backend: LiveBackend
+    sampling: Callable[[Task, float], Sampling]
+    agents: Child = field(init=False)
+    _waiting: dict[str, asyncio.Future[Outcome]] = field(default_factory=dict)
+
+    def take_outcome(self, outcome: Outcome) -> None:
+        self.backend.close(outcome.trajectory)
+        future = self._waiting.pop(outcome.trajectory, None)
+        if future is not None:
+            future.set_result(outcome)
+
+    async def run(self, tasks: list[Task], label: str) -> dict[str, float]:
+        """Score per task; a task that died scores 0."""
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def play(index: int, task: Task) -> float:
+            async with gate:
+                trajectory = f"{PREFIX}{label}-{index}.0"
+                opened = OpenTrajectory(id=trajectory, sampling=self.sampling(task, 0.0), position=None, member=0)
+                self.backend.admit(opened)
+                future = asyncio.get_running_loop().create_future()
+                self._waiting[trajectory] = future
+                self.agents.send("play", trajectory, task, ToolWait(median_s=0.0), TIMEOUT_S)
+                return (await future).reward or 0.0
+
+        scores = await asyncio.gather(*(play(i, task) for i, task in enumerate(tasks)))
+        return {key(task): score for task, score in zip(tasks, scores, strict=True)}
+
+
+def key(task: Task) -> str:
+    return f"{task.domain}/{task.id}"
+
+
+def held_out(scenario: Scenario, task_of: Callable[[str, int], Task]) -> list[Task]:
+    """`eval.tasks` distinct held-out tasks, spread over the domains as the mix is. `task_of(domain, index)`."""
+    mix = Mix({d.name: d.weight for d in scenario.domains})
+    tasks: dict[str, Task] = {}
+    drawn = {d.name: 0 for d in scenario.domains}
+    slot = 0
+    while len(tasks) < scenario.eval.tasks:
+        name = mix.domain(slot)
+        task = task_of(name, drawn[name])
+        drawn[name] += 1
+        if drawn[name] > 100 * scenario.eval.tasks:
+            raise ForgeError(f"eval.tasks = {scenario.eval.tasks}: domain {name!r} has not that many held-out problems")
+        slot += key(task) not in tasks  # a problem drawn twice does not count, and its domain goes again
+        tasks[key(task)] = task
+    return list(tasks.values())

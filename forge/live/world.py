@@ -1,0 +1,253 @@
+"""The live world: what happens is accounted with `Control`, what it decides is done by child processes.
+
+One asyncio loop owns the queue, the policies, the pool and the trace, so that all events have one order. Agents,
+engines and the trainer are child processes; the gateway is served from this loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from forge import trace as ev
+from forge.control import Control
+from forge.domains.base import Domain, Task
+from forge.domains.registry import get_domain
+from forge.live.backend import LiveBackend, OpenTrajectory
+from forge.live.child import Child, Message
+from forge.live.fleet import Fleet
+from forge.live.groups import Group, parse_trajectory, timed_out
+from forge.live.trainer_worker import Stepped
+from forge.mix import Mix
+from forge.pool.store import Pool
+from forge.rollout.engine import Sampling
+from forge.scenario import Scenario
+from forge.types import ForgeError, ItemState, Outcome, Trajectory
+
+#: Grace after an item's own timeout before the world stops waiting for its agents.
+BACKSTOP_S = 10.0
+
+
+@dataclass
+class _Publication:
+    version: int
+    step: int
+    items: int
+
+
+@dataclass
+class LiveWorld:
+    """Submit, play, take, train, publish, until the scenario's stop; then end what is under way."""
+
+    scenario: Scenario
+    control: Control
+    pool: Pool
+    clock: Callable[[], float]
+    stop_ids: tuple[int, ...]
+    fleet: Fleet = field(init=False)
+    backend: LiveBackend = field(init=False)
+    agents: Child = field(init=False)
+    trainer: Child = field(init=False)
+    groups: dict[int, Group] = field(default_factory=dict)
+    done: asyncio.Future[str] = field(init=False)
+    _publications: list[_Publication] = field(default_factory=list)
+    _newest: tuple[Path, int] | None = None  # checkpoint folder and step of the last commit
+    _domains: dict[str, Domain] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.done = asyncio.get_running_loop().create_future()
+        self._mix = Mix({d.name: d.weight for d in self.scenario.domains})
+        self._waits = {d.name: d.tool_wait for d in self.scenario.domains}
+        self._domains = {d.name: get_domain(d.name) for d in self.scenario.domains}
+
+    # --- the loop's three questions ------
+
+    @property
+    def is_ending(self) -> bool:
+        """The scenario's stop is reached: nothing more is submitted."""
+        stop, queue = self.scenario.stop, self.control.queue
+        return (
+            (stop.seconds is not None and self.clock() >= stop.seconds)
+            or (stop.steps is not None and self.control.views.step >= stop.steps)
+            or (stop.items is not None and len(queue) >= stop.items)
+        )
+
+    def advance(self) -> None:
+        """After anything happened: take, train, submit, end. Safe to call at any time."""
+        if self.done.done():
+            return
+        now, queue = self.clock(), self.control.queue
+        self.control.take(now)
+        positions = self.control.start_step(now, ending=self.is_ending and self._nothing_more())
+        if positions:
+            self.trainer.send("step", self.control.views.step + 1, positions, self.pool.batch(positions))
+        while not self.is_ending and queue.running < self.scenario.queue.concurrency and queue.may_submit():
+            self._submit()
+        if self.is_ending and queue.open_items == 0 and self._all_published():
+            self.done.set_result("done")
+
+    def _nothing_more(self) -> bool:
+        queue = self.control.queue
+        return queue.running == 0 and not queue.finished_order
+
+    def _all_published(self) -> bool:
+        """The last version of a run is always published, whatever the policy would wait for."""
+        queue = self.control.queue
+        if queue.published == len(queue.committed):
+            return True
+        if not self._publications and self._newest is not None:
+            self._publish(*self._newest, drain=False)
+        return False
+
+    # --- rollout ------
+
+    def _submit(self) -> None:
+        position = len(self.control.queue)
+        domain = self._domains[self._mix.domain(position)]
+        task = domain.task("train", self.scenario.seed, position)
+        members = self.scenario.queue.group
+        self.pool.put_task(position, asdict(task))
+        self.control.submit(self.clock(), domain=domain.name, difficulty=task.difficulty, members=members)
+        self.play(Group(position=position, attempt=0, task=task, members=members))
+
+    def play(self, group: Group) -> None:
+        """Start every member of an item; `take_outcome` hears of each."""
+        self.groups[group.position] = group
+        timeout = self.scenario.queue.item_timeout_s
+        for member in range(group.members):
+            trajectory = group.trajectory_id(member)
+            self.backend.admit(
+                OpenTrajectory(
+                    id=trajectory, sampling=self.sampling(group.task), position=group.position, member=member
+                )
+            )
+            self.agents.send("play", trajectory, group.task, self._waits[group.task.domain], timeout)
+        asyncio.get_running_loop().call_later(timeout + BACKSTOP_S, self._backstop, group)
+
+    def sampling(self, task: Task, temperature: float | None = None) -> Sampling:
+        return Sampling(
+            max_tokens=self._domains[task.domain].max_tokens,
+            temperature=self.scenario.engine.temperature if temperature is None else temperature,
+            stop_ids=self.stop_ids,
+        )
+
+    def take_outcome(self, outcome: Outcome) -> None:
+        """A member ended. The last one of its group finishes the item, or buries it."""
+        position, member, attempt = parse_trajectory(outcome.trajectory)
+        opened = self.backend.close(outcome.trajectory)
+        group = self.groups.get(position)
+        if opened is None or group is None or group.attempt != attempt or member in group.ended:
+            return  # of an earlier life, or after its backstop
+        trajectory = Trajectory(
+            id=outcome.trajectory,
+            position=position,
+            member=member,
+            completions=tuple(opened.completions),
+            outcome=outcome,
+        )
+        group.ended[member] = trajectory
+        self.pool.deliver(trajectory, attempt=attempt)
+        now = self.clock()
+        self.control.account(
+            ev.MemberDone(
+                t=now,
+                position=position,
+                member=member,
+                reward=outcome.reward,
+                turns=outcome.turns,
+                tokens=sum(len(c.sampled_ids) for c in trajectory.completions),
+                tool_wait_s=outcome.tool_wait_s,
+                reason=outcome.reason.value if outcome.reason else None,
+            )
+        )
+        if group.is_done:
+            self._end_group(group, now)
+
+    def _end_group(self, group: Group, now: float) -> None:
+        del self.groups[group.position]
+        self.control.finish(
+            now, group.position, tokens=group.tokens, rewards=group.rewards, reason=group.commonest_death()
+        )
+        self.advance()
+
+    def _backstop(self, group: Group) -> None:
+        if self.groups.get(group.position) is group and not self.done.done():
+            for member in group.missing():
+                self.agents.send("cancel", group.trajectory_id(member))
+                self.take_outcome(timed_out(group.trajectory_id(member)))
+
+    # --- training and publication ------
+
+    def take_step(self, stepped: Stepped) -> None:
+        """The checkpoint is durable: commit, and ask when to publish."""
+        self._newest = (stepped.folder, stepped.step)
+        mode = self.control.commit(
+            self.clock(),
+            train_s=stepped.train_s,
+            data_s=stepped.data_s,
+            io_s=stepped.io_s,
+            tokens=stepped.tokens,
+            metrics=stepped.metrics,
+        )
+        self.account_usage()
+        if mode is not None:
+            self._publish(stepped.folder, stepped.step, drain=mode == "drain")
+        self.advance()
+
+    def _publish(self, folder: Path, step: int, *, drain: bool) -> None:
+        self._publications.append(_Publication(step, step, len(self.control.queue.committed)))
+        self.fleet.load(folder, step, drain=drain)
+
+    def account_usage(self) -> None:
+        busy, steps, prefill, decode = zip(*self.fleet.counters(), strict=True)
+        self.control.account(
+            ev.Usage(t=self.clock(), busy_s=busy, steps=steps, prefill_tokens=prefill, decode_tokens=decode)
+        )
+
+    # --- what the fleet reports (FleetEvents) ------
+
+    def instance_loaded(self, instance: int, version: int, seconds: float) -> None:
+        self.control.account(ev.Loaded(t=self.clock(), instance=instance, version=version, io_s=seconds))
+        self._settle_publications()
+
+    def instance_down(self, instance: int, reason: str) -> None:
+        self.control.account(ev.InstanceDown(t=self.clock(), instance=instance, reason=reason))
+        self._settle_publications()
+
+    def instance_up(self, instance: int, version: int) -> None:
+        self.control.account(ev.InstanceUp(t=self.clock(), instance=instance, version=version))
+        self._settle_publications()
+
+    def fail(self, error: ForgeError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _settle_publications(self) -> None:
+        """A version is published when the slowest live engine serves it."""
+        versions = self.fleet.versions()
+        while self._publications and versions and min(versions) >= self._publications[0].version:
+            due = self._publications.pop(0)
+            self.control.publish(self.clock(), version=due.version, step=due.step, items=due.items)
+        self.advance()
+
+    # --- what the children say ------
+
+    def on_agents(self, message: Message) -> None:
+        match message:
+            case ("outcome", outcome):
+                self.take_outcome(outcome)
+
+    def on_trainer(self, message: Message) -> None:
+        match message:
+            case ("stepped", stepped):
+                self.take_step(stepped)
+            case ("failed", text):
+                self.fail(ForgeError(text))
+
+    def resume_items(self, running: list[tuple[int, int, Task]]) -> None:
+        """Play again what ran when the last life ended: same positions, next attempt."""
+        for position, attempt, task in running:
+            assert self.control.queue.states[position] is ItemState.RUNNING
+            self.play(Group(position=position, attempt=attempt, task=task, members=self.scenario.queue.group))
