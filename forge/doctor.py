@@ -10,7 +10,9 @@ import shutil
 import sys
 from dataclasses import dataclass
 
+from forge import runs
 from forge.models import MODELS, shipped
+from forge.types import Json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +25,9 @@ class Check:
     fix: str = ""
 
 
-def machine() -> dict[str, object]:
+def machine() -> Json:
     """The machine, in the terms a benchmark is quoted with."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "gpu": gpu_name(),
-    }
+    return {**runs.machine(), "python": platform.python_version(), "gpu": gpu_name()}
 
 
 def checks() -> list[Check]:
@@ -104,11 +98,3 @@ def _packages(what: str, modules: tuple[str, ...], fix: str) -> Check:
 def _version(module: str) -> str:
     names = importlib.metadata.packages_distributions().get(module, [module])
     return importlib.metadata.version(names[0])
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown"

@@ -119,16 +119,16 @@ class ItemQueue:
 
     def lag_if_taken(self, position: int) -> int:
         """Items taken before it minus items in the weights served when it was submitted."""
+        self._expect(position, ItemState.FINISHED)
         return self.taken - self._served[position]
 
     def take(self, position: int) -> int:
         """Take one visible finished item into the forming batch. Returns its lag in items."""
-        self._expect(position, ItemState.FINISHED)
+        lag = self.lag_if_taken(position)
         if not self.is_visible(position):
             raise QueueError(f"position {position} is outside the window at head {self.head}")
         if len(self.forming) >= self.shape.batch:
             raise QueueError(f"position {position}: the forming batch is full")
-        lag = self.lag_if_taken(position)
         self.states[position] = ItemState.TAKEN
         self.finished_order.remove(position)
         self.forming.append(position)

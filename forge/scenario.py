@@ -116,13 +116,25 @@ class Eval(Section):
 class SimDomain(Section):
     """Workload of one domain, fitted by `forge calibrate`. Log-normals by median and sigma; tails are capped."""
 
-    turns: tuple[float, ...] = (0.3, 0.4, 0.3)  # probability of 1, 2, ... turns
-    prompt_tokens: Positive = 48
+    turns: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (0.3, 0.4, 0.3)  # P(1, 2, ...)
+    prompt_tokens: Positive = 48  # of the first turn
+    turn_tokens: Annotated[int, Field(ge=0)] = 16  # a later turn's prompt grows by these beside what was sampled
     tokens_median: Annotated[float, Field(gt=0)] = 12.0  # sampled tokens per turn
     tokens_sigma: Seconds = 0.5
     tokens_cap: Positive = 256
-    death_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    #: share of the variance of turns, lengths and outcomes that all members of an item have in common: harder items
+    #: are longer and pass less often
+    item_share: Annotated[float, Field(ge=0, le=1)] = 0.3
+    difficulty_mean: float = 3.0
+    difficulty_sd: Seconds = 1.0
+    death_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of a member
     reward: Annotated[float, Field(ge=0, le=1)] = 0.3
+
+    @model_validator(mode="after")
+    def _some_turns(self) -> SimDomain:
+        if sum(self.turns) <= 0:
+            raise ValueError("turns: at least one probability must be above 0")
+        return self
 
 
 class Sim(Section):
@@ -132,15 +144,16 @@ class Sim(Section):
     step_s: Annotated[float, Field(gt=0)] = 4e-3
     row_s: Seconds = 1e-4
     prefill_token_s: Seconds = 2e-5
+    cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of prompt tokens whose KV is reused
     #: seconds of agent and gateway work around one completion, on one shared core, and its fixed latency
     request_cpu_s: Seconds = 3e-3
     request_latency_s: Seconds = 2e-3
-    #: a trainer step takes train_step_s + train_token_s * tokens; saving and loading a version
+    #: a trainer step takes data_s + train_step_s + train_token_s * tokens; then it saves; an engine loads
+    data_s: Seconds = 0.0
     train_step_s: Seconds = 0.05
     train_token_s: Seconds = 1e-4
     save_s: Seconds = 0.02
     load_s: Seconds = 0.01
-    member_death_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0
     instance_mtbf_s: Annotated[float, Field(gt=0)] | None = None
     instance_repair_s: Seconds = 5.0
     domains: dict[str, SimDomain] = {}
@@ -196,9 +209,20 @@ def parse(data: dict[str, Any], source: str) -> Scenario:
         raise ForgeError("\n".join(_explain(error, source))) from None
 
 
-def load(path: str | Path, sets: Sequence[str] = (), policy: str | Path | None = None) -> Scenario:
-    """Read a scenario file (or the name of one that ships), put a policy file and `key=value` settings over it."""
+def load(
+    path: str | Path,
+    sets: Sequence[str] = (),
+    policy: str | Path | None = None,
+    calibration: str | Path | None = None,
+) -> Scenario:
+    """Read a scenario file (or the name of one that ships), and put over it, in this order: the [sim] section of a
+    calibration file, a policy file, `key=value` settings."""
     data = read_toml(find(path))
+    if calibration is not None:
+        fitted = read_toml(Path(calibration))
+        if set(fitted) != {"sim"}:
+            raise ForgeError(f"{calibration}: not a calibration; it must hold one section, [sim]")
+        data |= fitted
     if policy is not None:
         tuned = read_toml(Path(policy))
         queue = tuned.pop("queue", {})
@@ -266,14 +290,23 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
 
 def policy_toml(policies: Policies, queue: dict[str, Any] | None = None, comment: str = "") -> str:
     """A `policy.toml`: the slots, and the queue numbers tuned with them."""
-    dumped: dict[str, Any] = TypeAdapter(Policies).dump_python(policies, mode="json")
-    for slot in dumped.values():
-        for key in [k for k in slot if k.startswith("_")]:
-            del slot[key]
+    dumped = _configuration(TypeAdapter(Policies).dump_python(policies, mode="json"))
     if queue:
         dumped["queue"] = queue
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + tomli_w.dumps(dumped)
+
+
+def resolved(scenario: Scenario) -> dict[str, Any]:
+    """Every value spelled out, JSON-serialisable; `parse` reads it back to an equal scenario."""
+    dumped = scenario.model_dump(mode="json")
+    dumped["policy"] = _configuration(dumped["policy"])
+    return dumped
+
+
+def _configuration(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Without what policies keep for themselves while they run, which no file may hold."""
+    return {slot: {k: v for k, v in keys.items() if not k.startswith("_")} for slot, keys in slots.items()}
 
 
 def _explain(error: ValidationError, source: str) -> list[str]:

@@ -87,7 +87,7 @@ class _Instance:
 
 @dataclass(slots=True)
 class Views:
-    """State folded from events. `apply` is the only way it changes; an illegal event raises QueueError."""
+    """State folded from events. Only `apply` changes it; an illegal event raises QueueError or TraceError."""
 
     shape: QueueShape
     instances_n: int
@@ -200,17 +200,23 @@ class Views:
     def _apply_instance(self, event: ev.Event) -> None:
         match event:
             case ev.Routed():
+                if not (event.instance in self.instances and self.instances[event.instance].live):
+                    raise ev.TraceError(
+                        f"request {event.request} routed to instance {event.instance}, which is not live"
+                    )
                 self.requests[event.request] = event.instance
                 self.instances[event.instance].in_flight += 1
             case ev.Completed():
-                instance = self.requests.pop(event.request)
-                self.instances[instance].in_flight -= 1
+                if event.request not in self.requests:
+                    raise ev.TraceError(f"request {event.request} completed, but it is not in flight")
+                self.instances[self.requests.pop(event.request)].in_flight -= 1
             case ev.Loaded():
                 self.instances[event.instance].version = event.version
-            case ev.InstanceDown():
-                self.instances[event.instance] = _Instance(live=False)
+            case ev.InstanceDown():  # its requests complete as lost, before or after this
+                self.instances[event.instance].live = False
             case ev.InstanceUp():
-                self.instances[event.instance] = _Instance(version=event.version)
+                self.instances[event.instance].live = True
+                self.instances[event.instance].version = event.version
             case _:
                 pass
 

@@ -17,6 +17,9 @@ from typing import Any
 
 Message = tuple[Any, ...]
 
+#: Longer than a trainer step of a small model, so that no temporary checkpoint is left behind.
+LEAVE_S = 3.0
+
 # Two contending OpenMP pools were measured ten times slower than one thread each.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
@@ -64,15 +67,16 @@ class Child:
             self._pipe.send(message)
 
     def stop(self) -> None:
-        """End the process now. Everything it owed the world is durable elsewhere or asked for again."""
+        """End the process: it leaves by itself once its pipe is closed, or is killed if it does not.
+
+        Everything it owed the world is durable elsewhere or asked for again.
+        """
         self.unwatch()
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join(2.0)
-            if self._process.is_alive():
-                self._process.kill()
-                self._process.join()
         self._pipe.close()
+        self._process.join(LEAVE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
 
 
 def _main(pipe: Connection, target: Callable[..., None], args: tuple[Any, ...]) -> None:

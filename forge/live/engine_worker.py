@@ -31,10 +31,12 @@ def make_engine(scenario: Scenario, model_dir: Path) -> Engine:
 
         return FakeEngine(slots=section.slots, max_context=section.max_context)
     import torch
+    from transformers.utils import logging
 
     from forge.rollout.torch_engine import TorchEngine
 
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     return TorchEngine(
         model_dir,
         slots=section.slots,

@@ -40,6 +40,7 @@ class _Instance:
     counters: Counters = (0.0, 0, 0, 0)
     before: Counters = (0.0, 0, 0, 0)  # of earlier processes of this instance in this life
     restarts: int = 0
+    broken: ForgeError | None = None  # it cannot start: no restart would help
 
 
 class Fleet:
@@ -59,6 +60,8 @@ class Fleet:
             self._watch(index)
         for instance in self._instances:
             await instance.ready.wait()
+            if instance.broken is not None:
+                raise instance.broken
 
     async def generate(self, index: int, request: EngineRequest) -> AsyncIterator[Delta]:
         """Deltas of one request. Raises EngineError when refused, Overloaded when the instance dies under it."""
@@ -130,7 +133,9 @@ class Fleet:
                 if instance.restarts:
                     self._events.instance_up(index, instance.version)
             case ("failed", text):
-                self._events.fail(ForgeError(text))
+                instance.broken = ForgeError(text)
+                instance.ready.set()
+                self._events.fail(instance.broken)
 
     def _deliver(self, instance: _Instance, request_id: str, got: Delta | Exception) -> None:
         stream = instance.streams.get(request_id)
@@ -140,6 +145,8 @@ class Fleet:
     def _on_exit(self, index: int) -> None:
         """The process died: its requests fail (clients send them again), a new one takes its place."""
         instance = self._instances[index]
+        if instance.broken is not None:
+            return
         instance.ready.clear()
         for stream in instance.streams.values():
             stream.put_nowait(Overloaded(1.0))

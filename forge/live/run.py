@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,22 +67,16 @@ class Assembly:
     watcher: Watcher
 
 
-def run_live(
-    scenario: Scenario, folder: RunFolder, console: Console, *, resume: bool, before_training: Callable[[], None]
-) -> str:
-    """Run to the scenario's stop, or Ctrl-C. Returns "done" or "stopped". `before_training` is called when all is up
-    and the starting evaluation is done, before the first item is submitted."""
+def run_live(scenario: Scenario, folder: RunFolder, console: Console, *, resume: bool) -> str:
+    """Run to the scenario's stop, or Ctrl-C. Returns "done" or "stopped". Raises ForgeError; the folder resumes."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_run(scenario, folder, console, resume, before_training))
+        return runner.run(_run(scenario, folder, console, resume))
 
 
-async def _run(
-    scenario: Scenario, folder: RunFolder, console: Console, resume: bool, before_training: Callable[[], None]
-) -> str:
+async def _run(scenario: Scenario, folder: RunFolder, console: Console, resume: bool) -> str:
     async with assemble(scenario, folder, resume=resume) as live:
         if not resume:
             await evaluate(live, "start")
-        before_training()
         begin(live, resume)
         reason = await drive(live, console)
         if reason == "done":
@@ -185,7 +179,7 @@ def begin(live: Assembly, resume: bool) -> None:
         control.account(ev.RunStarted(t=live.clock(), schema=ev.SCHEMA, world="live", scenario=name, seed=seed))
         return
     newest = checkpoint.latest(live.folder.path / "checkpoints")
-    position = asdict(checkpoint.read(newest)) if newest else None
+    position = checkpoint.read(newest) if newest else None
     control.resume(world.pool.resume(position, live.clock()))
     world.resume_items([(i.position, i.attempt, Task(**i.task)) for i in world.pool.running_items()])
 

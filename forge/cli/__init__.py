@@ -1,0 +1,46 @@
+"""The `forge` command. This package alone imports both `sim` and the live parts, and each only when it is asked to.
+
+Child processes of a live run import this module again, so it must stay light.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import click
+import typer
+
+from forge.types import ForgeError
+
+app = typer.Typer(
+    name="forge",
+    help="Tune the policies of an agent-RL system in a simulator, deploy them unchanged on a live one, and compare.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def main() -> int:
+    """Exit code 0, 2 for user errors (one clear line each), 1 for our own, 130 where Ctrl-C cut a command short."""
+    from forge.cli import live, quickstart, simulate  # noqa: F401 - each registers its commands
+
+    try:
+        result = app(standalone_mode=False)
+    except ForgeError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print("error: this is a fault in Forge; please report it with the lines above", file=sys.stderr)
+        return 1
+    return int(result or 0)

@@ -1,0 +1,28 @@
+"""What every run ends with, simulated or live: summary.json, report.html, and the numbers that matter."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from forge.metrics import summarise
+from forge.report.page import headline, write_report
+from forge.runs import RunFolder
+from forge.types import Json
+
+
+def finish(folder: RunFolder) -> Json:
+    """Fold the trace into the summary, write the report, note the elapsed time."""
+    summary = summarise(folder.events(), folder.scenario())
+    folder.write("summary.json", summary)
+    folder.end_life()
+    write_report(folder)
+    return summary
+
+
+def show_headline(console: Console, folder: RunFolder, summary: Json) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for label, text in headline(summary, folder.read("evaluation.json")):
+        table.add_row(f"[bold]{label}[/]", text)
+    console.print(table, highlight=False)
+    console.print(f"report: {folder.path / 'report.html'}", highlight=False, soft_wrap=True)

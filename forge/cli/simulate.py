@@ -1,0 +1,153 @@
+"""Commands that need no torch: sim, tune, calibrate, replay, report, doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from forge import scenario as scenarios
+from forge import trace as ev
+from forge.cli import app
+from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, print_json
+from forge.types import ForgeError
+
+
+@app.command()
+def sim(
+    scenario: ScenarioArg, sets: Sets = None, policy: PolicyFile = None, runs: Runs = RUNS, as_json: AsJson = False
+) -> None:
+    """Simulate a scenario; writes the same run folder as a live run."""
+    from forge.cli.finish import finish, show_headline
+    from forge.runs import RunFolder
+    from sim.world import simulate
+
+    loaded = scenarios.load(scenario, sets or (), policy)
+    folder = RunFolder.create(runs, loaded)
+    writer = ev.TraceWriter(folder.trace)
+    try:
+        simulate(loaded, (writer,))
+    finally:
+        writer.close()
+    summary = finish(folder)
+    print_json(summary) if as_json else show_headline(Console(), folder, summary)
+
+
+@app.command()
+def tune(
+    scenario: ScenarioArg,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The policy file to write.")] = Path("policy.toml"),
+    seeds: Annotated[int, typer.Option(min=2, help="Simulated seeds per candidate.")] = 5,
+    sets: Sets = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="A [sim] section fitted by `forge calibrate` to your machine.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sweep window, N and concurrency under the lag budget; write the policy, tune.json and sensitivity.png."""
+    from sim.tune import to_dict, tune, write
+
+    loaded = scenarios.load(scenario, sets or (), calibration=calibration)
+    tuned = tune(loaded, seeds=range(seeds))
+    written = write(tuned, out)
+    if as_json:
+        print_json(to_dict(tuned))
+        return
+    console = Console()
+    console.print(tuned.why(), highlight=False)
+    console.print(f"wrote {', '.join(str(p) for p in written)}", highlight=False)
+
+
+@app.command()
+def calibrate(
+    run: RunArg,
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file for the fitted [sim] section.")] = Path(
+        "calibration.toml"
+    ),
+    runs: Runs = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the simulator to a live run's trace."""
+    from forge.runs import RunFolder
+    from sim.calibrate import calibrate, to_toml
+
+    folder = RunFolder.open(run, runs)
+    fitted = calibrate(list(folder.events()), folder.scenario(), source=folder.path.name)
+    out.write_text(to_toml(fitted), encoding="utf-8")
+    if as_json:
+        print_json({"sim": fitted.sim.model_dump(mode="json"), "quality": fitted.quality})
+        return
+    for key, value in fitted.quality.items():
+        print(f"{key:<40} {value:.4g}")
+    print(f"wrote {out}; use it with --calibration {out}")
+
+
+@app.command()
+def replay(run: RunArg, runs: Runs = RUNS, as_json: AsJson = False) -> None:
+    """Repeat every traced policy call on fresh policies, fold the trace again; exit 1 at the first difference."""
+    from dataclasses import asdict
+
+    from forge.replay import replay
+    from forge.runs import RunFolder
+
+    result = replay(RunFolder.open(run, runs))
+    if as_json:
+        print_json(asdict(result))
+    elif result.difference is None:
+        print(f"same: {result.events} events, {result.calls} policy calls, {result.lives} lives")
+    else:
+        print(result.difference)
+    if result.difference is not None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[list[str], typer.Argument(help="One run for its report; several for a comparison.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of a comparison.")] = Path("comparison"),
+    runs: Runs = RUNS,
+) -> None:
+    """Write report.html of a run again, or compare several runs by policy."""
+    from forge.report.comparison import write_comparison
+    from forge.report.page import write_report
+    from forge.runs import RunFolder
+
+    folders = [RunFolder.open(r, runs) for r in run]
+    print(write_report(folders[0]) if len(folders) == 1 else write_comparison(folders, out))
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what this machine can run, and what is missing for the rest."""
+    from dataclasses import asdict
+
+    from forge.doctor import checks, machine
+
+    found = checks()
+    if as_json:
+        print_json({"machine": machine(), "checks": [asdict(c) for c in found]})
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("", "what", "found", "to get it"):
+        table.add_column(column)
+    for check in found:
+        mark = "[green]ok[/]" if check.ok else "[yellow]--[/]"
+        table.add_row(mark, check.what, escape(check.found), "" if check.ok else escape(check.fix))
+    console = Console()
+    console.print(" · ".join(f"{k} {v}" for k, v in machine().items()), highlight=False)
+    console.print(table)
+
+
+def need_live() -> None:
+    """A clear line where the `live` extra is not installed."""
+    import importlib.util
+
+    missing = [
+        m for m in ("torch", "transformers", "starlette", "uvicorn", "openai") if not importlib.util.find_spec(m)
+    ]
+    if missing:
+        raise ForgeError(f"this command needs {', '.join(missing)}: pip install 'forge-rl[live]'")

@@ -1,0 +1,27 @@
+"""The domains by name. Adding one: a module that implements `Domain`, one entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from forge.domains.base import Domain
+from forge.domains.calc import Calc
+from forge.domains.chain import Chain
+from forge.domains.reasoning import gcd, products
+from forge.domains.shop import Shop
+from forge.types import ForgeError
+
+DOMAINS: dict[str, Callable[[], Domain]] = {
+    "calc": Calc,
+    "chain": Chain,
+    "gcd": gcd,
+    "products": products,
+    "shop": Shop,
+}
+
+
+def get_domain(name: str) -> Domain:
+    """A fresh instance of the domain called `name`."""
+    if name not in DOMAINS:
+        raise ForgeError(f"domain {name!r} is not known; known domains: {', '.join(sorted(DOMAINS))}")
+    return DOMAINS[name]()

@@ -1,0 +1,155 @@
+"""Chat rendering: messages to prompt ids, sampled ids to text. The only place that knows a model's template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from tokenizers import Tokenizer
+
+from forge.gateway import tool_format
+from forge.gateway.chat_template import ChatError, ChatTemplate, read_json
+from forge.gateway.prompt_tokens import PromptTokenizer
+from forge.gateway.tool_format import HermesStream, ToolCall, ToolStream
+from forge.types import ForgeError, Json
+
+ToolPrompt = Literal["template", "hermes"]
+
+
+class ChatCodec(Protocol):
+    """Between chat and tokens. Messages are in OpenAI's form with plain string contents."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end a turn."""
+        ...
+
+    def prompt(self, messages: Sequence[Json], tools: Sequence[Json]) -> tuple[int, ...]:
+        """Prompt ids, up to where the assistant's turn begins. Raises ChatError."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids, end-of-turn tokens left out, everything else shown as it is."""
+        ...
+
+    def tool_stream(self) -> ToolStream:
+        """A fresh parser for one reply in the model's tool-call format."""
+        ...
+
+
+class HfChatCodec:
+    """A Hugging Face tokenizer folder: `tokenizer.json` and its chat template, read without transformers.
+
+    `tool_prompt="template"` hands tools to the template; "hermes" is for templates that know none: tools are
+    described in the system message, calls and results become text.
+    """
+
+    def __init__(self, tokenizer_dir: Path | str, tool_prompt: ToolPrompt = "template") -> None:
+        folder = Path(tokenizer_dir)
+        if not (folder / "tokenizer.json").is_file():
+            raise ForgeError(f"tokenizer {folder}: no tokenizer.json there; name a folder that has one")
+        self._template = ChatTemplate(folder)
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokens = PromptTokenizer(self._tokenizer)
+        self._messages = hermes_messages if tool_prompt == "hermes" else template_messages
+        self._describe_tools = tool_prompt == "template"
+        self._stop_ids = self._end_of_turn(folder)
+        self._stops = frozenset(self._stop_ids)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return self._stop_ids
+
+    def prompt(self, messages: Sequence[Json], tools: Sequence[Json]) -> tuple[int, ...]:
+        text = self._template.render(self._messages(messages, tools), tools if self._describe_tools else ())
+        try:
+            return self._tokens.encode(text)
+        except (UnicodeEncodeError, TypeError) as error:  # the tokenizer's word for a string that is no text
+            raise ChatError("the messages hold half a surrogate pair, which is no text") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        kept = [index for index in ids if index not in self._stops]
+        text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
+        return text
+
+    def tool_stream(self) -> ToolStream:
+        return HermesStream()
+
+    def _end_of_turn(self, folder: Path) -> tuple[int, ...]:
+        """The tokenizer's end token, and those the model's generation settings name."""
+        listed = read_json(folder / "generation_config.json").get("eos_token_id") or []
+        ids = set(listed if isinstance(listed, list) else [listed])
+        eos = self._tokenizer.token_to_id(self._template.special.get("eos_token", ""))
+        ids |= set() if eos is None else {eos}
+        if not ids:
+            raise ForgeError(f"tokenizer {folder}: no eos_token; a turn would never end. Name one in its config")
+        return tuple(sorted(ids))
+
+
+def template_messages(messages: Sequence[Json], _tools: Sequence[Json]) -> list[Json]:
+    """As templates expect them: arguments as objects, so that `tojson` writes them in the model's own form."""
+    return [_with_objects(message) if message.get("tool_calls") else message for message in messages]
+
+
+def _with_objects(message: Json) -> Json:
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        calls.append(call | {"function": function | {"arguments": _object_or_text(function["arguments"])}})
+    return message | {"tool_calls": calls}
+
+
+def _object_or_text(arguments: str) -> Json | str:
+    """Clients echo broken arguments too; those stay the text they are."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def hermes_messages(messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
+    """For templates without tools: tools in the system message, calls in the text, results as user turns."""
+    out: list[Json] = []
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            result = f"<tool_response>\n{content}\n</tool_response>"
+            if out and out[-1].get("results"):
+                out[-1]["content"] += "\n" + result
+            else:
+                out.append({"role": "user", "content": result, "results": True})
+        else:
+            out.append({"role": role, "content": _with_calls(content, message.get("tool_calls"))})
+    return _with_tool_prompt(out, tools) if tools else out
+
+
+def _with_calls(content: str, calls: Sequence[Json] | None) -> str:
+    if not calls:
+        return content
+    functions = [call["function"] for call in calls]
+    return tool_format.render(content, [ToolCall(f["name"], f["arguments"] or "{}") for f in functions])
+
+
+def _with_tool_prompt(messages: list[Json], tools: Sequence[Json]) -> list[Json]:
+    listing = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    prompt = HERMES_PROMPT.format(tools=listing)
+    if messages and messages[0]["role"] == "system":
+        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{prompt}"}
+        return [first, *messages[1:]]
+    return [{"role": "system", "content": prompt}, *messages]
+
+
+HERMES_PROMPT = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> tags:
+<tool_call>{{"name":<function-name>,"arguments":<args-json-object>}}</tool_call>"""

@@ -1,0 +1,47 @@
+"""A chat codec without a model: one token a byte, one marker a role. For tests, and for gateways without weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from forge.gateway.chat_template import ChatError
+from forge.gateway.tool_format import HermesStream, ToolStream
+from forge.types import Json
+
+END = 256
+ROLES = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
+VOCAB_SIZE = 261
+
+
+class FakeChatCodec:
+    """Token ids 0-255 are UTF-8 bytes, 256 ends a turn, 257-260 open a system, user, assistant or tool turn.
+
+    A sampled id maps back to the very byte, so tests can say what a model answers and read what it was asked.
+    """
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return (END,)
+
+    def prompt(self, messages: Sequence[Json], tools: Sequence[Json]) -> tuple[int, ...]:
+        ids: list[int] = []
+        if tools:
+            ids += [ROLES["system"], *self.encode(json.dumps(list(tools))), END]
+        for message in messages:
+            calls = message.get("tool_calls")
+            text = message["content"] + (json.dumps(calls) if calls else "")
+            ids += [ROLES[message["role"]], *self.encode(text), END]
+        return (*ids, ROLES["assistant"])
+
+    def encode(self, text: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise ChatError("the messages hold half a surrogate pair, which is no text") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(index for index in ids if index < END).decode(errors="replace")
+
+    def tool_stream(self) -> ToolStream:
+        return HermesStream()

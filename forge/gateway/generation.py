@@ -1,0 +1,171 @@
+"""One generation: from prompt ids to pieces clients may see, and to the one record training gets.
+
+Knows no protocol. What arrives is kept as a log of steps, so that a waiter who joins late (a retry) reads the same
+answer from its beginning. The engine's ids are the truth; text and tool calls are a view of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import cast
+
+from forge.gateway.backend import Backend
+from forge.gateway.errors import ApiError
+from forge.gateway.reading import ReplyReader
+from forge.gateway.tool_format import Piece
+from forge.rollout.engine import Delta, Sampling
+from forge.types import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became visible at once, and how many sampled ids it took up to here."""
+
+    pieces: list[Piece]
+    upto: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to generate and how to read it. `live` asks for steps on the way, not only at the end."""
+
+    trajectory: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    reader: ReplyReader
+    live: bool
+    #: ids must be read one by one where a stop string may end the reply between two of them
+    one_by_one: bool
+
+
+class Generation:
+    """Runs a job in its own task. `steps` is what waiters read, `settle` makes the record.
+
+    The record is made when the first waiter is about to get the last of the answer, exactly once: a generation
+    that ends while nobody waits (its client hung up) and is never asked for again leaves no record.
+    """
+
+    def __init__(self, backend: Backend, job: Job, next_index: Callable[[str], int]) -> None:
+        self.job = job
+        self.created_s = backend.now()
+        self.finish = ""
+        self.sampled_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._backend = backend
+        self._next_index = next_index
+        self._recorded = False
+        self._first_token_s = self._finished_s = 0.0
+        self._instance = 0
+        self._unread = 0
+        self._log: list[Step] = []
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    @property
+    def failed(self) -> bool:
+        return self._task.done() and not self.finish
+
+    @property
+    def malformed(self) -> int:
+        """Tool calls in the reply that were none."""
+        return self.job.reader.malformed
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """Every step from the beginning, until the reply is complete. Raises what the generation died of."""
+        at = 0
+        while True:
+            while at < len(self._log):
+                yield self._log[at]
+                at += 1
+            if self._task.done():
+                break
+            await self._news.wait()
+        if self._task.cancelled():
+            raise ApiError(503, "The generation was cancelled.", code="cancelled")
+        self._task.result()
+
+    def settle(self) -> None:
+        """Record the completion, the first time."""
+        if self._recorded:
+            return
+        self._recorded = True
+        completion = Completion(
+            trajectory=self.job.trajectory,
+            index=self._next_index(self.job.trajectory),
+            prompt_ids=self.job.prompt_ids,
+            sampled_ids=tuple(self.sampled_ids),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self._versions),
+            finish=self.finish,
+            temperature=self.job.sampling.temperature,
+            received_s=self.created_s,
+            first_token_s=self._first_token_s,
+            finished_s=self._finished_s,
+            instance=self._instance,
+        )
+        self._backend.record(completion)
+
+    async def _run(self) -> None:
+        job = self.job
+        deltas = self._backend.generate(job.trajectory, job.prompt_ids, job.sampling)
+        finish = None
+        # A backend's `generate` is an async generator (closing it early cancels); its protocol says iterator.
+        async with aclosing(cast("AsyncGenerator[tuple[int, Delta], None]", deltas)) as stream:
+            async for instance, delta in stream:
+                self._take(instance, delta)
+                finish = delta.finish
+                if job.live and job.reader.stopped:
+                    finish = "stop"
+                    break  # the only early end: a backend sees all others through
+        if finish in (None, "cancelled"):
+            raise ApiError(503, "The generation was cancelled by the server.", code="cancelled")
+        self._finished_s = self._backend.now()
+        self._read(len(self.sampled_ids))
+        self._publish(job.reader.close())
+        self.finish = str(finish)
+
+    def _take(self, instance: int, delta: Delta) -> None:
+        """Keep a delta, up to the token that completed a stop string; later ones are no part of the reply."""
+        if not self.sampled_ids:
+            self._first_token_s = self._backend.now()
+        self._instance = instance
+        size = 1 if self.job.one_by_one else max(1, len(delta.token_ids))
+        for start in range(0, len(delta.token_ids), size):
+            part = slice(start, start + size)
+            self.sampled_ids += delta.token_ids[part]
+            self.logprobs += delta.logprobs[part]
+            self._versions += delta.versions[part]
+            if self.job.live:
+                self._read(len(self.sampled_ids))
+                if self.job.reader.stopped:
+                    break
+
+    def _read(self, upto: int) -> None:
+        ids: Sequence[int] = self.sampled_ids[self._unread : upto]
+        self._unread = upto
+        if ids:
+            self._publish(self.job.reader.feed(ids))
+
+    def _publish(self, pieces: list[Piece]) -> None:
+        # The first step may show nothing yet: it tells a streaming client that its reply has begun.
+        if pieces or not self._log:
+            self._log.append(Step(pieces, self._unread))
+            self._wake()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            task.exception()  # seen here: with no waiter left nobody else would look
+        self._wake()
+
+    def _wake(self) -> None:
+        """Every waiter holds the event it waits on; the next news gets a new one."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()

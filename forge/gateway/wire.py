@@ -1,0 +1,97 @@
+"""The HTTP edge on bare ASGI: whose request it is, its body, and how an answer leaves. No request objects."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from forge.gateway.errors import ApiError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = dict[bytes, bytes]
+
+_JSON = (b"content-type", b"application/json")
+_KEYS = (b"x-api-key", b"x-goog-api-key")
+
+
+class HungUp(Exception):  # noqa: N818 - a state, not a fault
+    """The client closed its connection before the request was read."""
+
+
+def trajectory_of(scope: Scope, headers: Headers) -> str:
+    """The path says it, else the X-Forge-Trajectory header, else the API key under any of its three names."""
+    name: str = scope["path_params"].get("trajectory") or _header(headers, b"x-forge-trajectory")
+    if not name:
+        scheme, _, token = _header(headers, b"authorization").partition(" ")
+        name = token.strip() if scheme.lower() == "bearer" else ""
+    for key in _KEYS:
+        name = name or _header(headers, key)
+    if not name:
+        message = "No trajectory: use the base URL /t/<trajectory>/v1, the header X-Forge-Trajectory, or an API key."
+        raise ApiError(401, message, code="invalid_api_key")
+    return name
+
+
+def is_retry(headers: Headers) -> bool:
+    """Marked by the client's SDK as a repetition of a request it got no good answer to."""
+    count = headers.get(_RETRY_COUNT, b"0")
+    return count.isdigit() and int(count) > 0
+
+
+def may_retry(headers: Headers) -> bool:
+    """Sent by an SDK that would mark a retry: worth keeping its generation for a moment after it hangs up."""
+    return _RETRY_COUNT in headers
+
+
+_RETRY_COUNT = b"x-stainless-retry-count"
+
+
+def _header(headers: Headers, name: bytes) -> str:
+    return headers.get(name, b"").decode("latin-1").strip()
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """The whole body; ApiError 413 beyond `limit`, before holding more than that."""
+    declared = headers.get(b"content-length", b"0")
+    size = int(declared) if declared.isdigit() else 0
+    parts: list[bytes] = []
+    more = size <= limit
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise HungUp
+        parts.append(message.get("body", b""))
+        size = max(size, sum(map(len, parts)))
+        more = message.get("more_body", False) and size <= limit
+    if size > limit:
+        raise ApiError(413, f"The body is larger than {limit} bytes.", code="request_too_large")
+    return b"".join(parts)
+
+
+async def until_hang_up(receive: Receive) -> None:
+    """Returns when the client closes its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    lines = [_JSON, (b"content-length", b"%d" % len(body)), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: ApiError) -> None:
+    await send_json(send, error.status, error.body(), error.headers())
+
+
+async def start_events(send: Send) -> None:
+    """The head of a server-sent event stream."""
+    lines = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": lines})
+
+
+async def send_events(send: Send, events: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": events, "more_body": more})

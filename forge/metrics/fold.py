@@ -1,0 +1,262 @@
+"""Records of items, steps, requests and engine counters, gathered from a trace of either world in one pass.
+
+Tolerant on purpose: a trace that breaks a law still folds, so that `laws.py` can say what broke and the figures show
+how. Several lives of a resumed run become one story: at `resumed` the durable pool's state is the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from forge import trace as ev
+from forge.types import ItemState
+
+USED = (ItemState.COMMITTED, ItemState.PUBLISHED)
+
+
+@dataclass(slots=True, kw_only=True)
+class ItemRecord:
+    """One item's story. Seconds are on the run's clock; None: it has not happened, or the trace does not know."""
+
+    position: int
+    domain: str
+    submitted_s: float
+    difficulty: float | None = None
+    members: int | None = None
+    survivors: set[int] = field(default_factory=set)  # members that ended with a reward
+    finished_s: float | None = None
+    tokens: int | None = None  # sampled; of a dead item: until it died
+    reward: float | None = None
+    taken_s: float | None = None
+    lag_items: int | None = None
+    step: int | None = None
+    committed: bool = False
+    dead_s: float | None = None
+    reason: str | None = None
+
+    def back_to(self, state: ItemState) -> None:
+        """The pool has it in `state`; what was traced beyond that never became durable."""
+        if state not in USED and state is not ItemState.TAKEN:
+            self.taken_s = self.lag_items = self.step = None
+            self.committed = False
+        if state is ItemState.RUNNING:
+            self.finished_s = self.tokens = self.reward = None
+            self.survivors = set()
+        if state is not ItemState.DEAD:
+            self.dead_s = self.reason = None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """One committed trainer step: its batch in the order taken, and the seconds of each part of it."""
+
+    step: int
+    started_s: float
+    committed_s: float
+    positions: tuple[int, ...]
+    train_s: float
+    data_s: float
+    io_s: float
+    tokens: int
+    metrics: dict[str, float | None]
+
+
+@dataclass(slots=True)
+class RunFold:
+    """Everything the figures and plots need. Feed it every event with `apply`, in order."""
+
+    world: str = ""
+    seed: int = 0
+    wall_s: float = 0.0
+    ended: str | None = None
+    items: dict[int, ItemRecord] = field(default_factory=dict)
+    steps: list[StepRecord] = field(default_factory=list)
+    step: int = 0  # newest committed one
+    version: int = 0  # newest published one
+    published: list[tuple[float, int, int]] = field(default_factory=list)  # seconds, version, items
+    resumed_s: list[float] = field(default_factory=list)
+    trainer_spans: list[tuple[float, float]] = field(default_factory=list)  # batches lost to a crash included
+    load_s: float = 0.0
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
+    sampled_tokens: int = 0  # of requests that left their instance
+    busy_s: float = 0.0  # summed over instances and lives, as are the three below
+    engine_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    usage: list[tuple[float, float]] = field(default_factory=list)  # seconds, busy_s so far
+    evaluations: list[ev.Evaluated] = field(default_factory=list)
+    heads: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])  # seconds, head from then on
+    _head: int = 0
+    _sent: dict[str, list[float]] = field(default_factory=dict)  # request -> [routed, first token]
+    _batch: tuple[float, tuple[int, ...]] | None = None  # started, positions
+    _last: list[tuple[float, int, int, int]] = field(default_factory=list)  # counters per instance at last usage
+
+    def apply(self, event: ev.Event) -> None:
+        before, self.wall_s = self.wall_s, max(self.wall_s, event.t)
+        match event:
+            case ev.RunStarted():
+                self.world, self.seed = event.world, event.seed
+            case ev.Resumed():
+                self._resume(event, before)
+            case ev.Evaluated():
+                self.evaluations.append(event)
+            case ev.RunEnded():
+                self.ended = event.reason
+            case ev.Routed() | ev.FirstToken() | ev.Completed():
+                self._request(event)
+            case ev.Usage():
+                self._usage(event)
+            case ev.StepStarted() | ev.Committed() | ev.Loaded() | ev.Published():
+                self._training(event)
+            case _:
+                self._item(event)
+
+    # --- items ------
+
+    def _item(self, event: ev.Event) -> None:
+        match event:
+            case ev.Submitted():
+                self.items[event.position] = ItemRecord(
+                    position=event.position,
+                    domain=event.domain,
+                    submitted_s=event.t,
+                    difficulty=event.difficulty,
+                    members=event.members,
+                )
+            case ev.MemberDone():
+                item = self.items.get(event.position)
+                if item and event.reward is not None:
+                    item.survivors.add(event.member)
+            case ev.Finished():
+                if item := self.items.get(event.position):
+                    item.finished_s, item.tokens, item.reward = event.t, event.tokens, event.reward
+            case ev.Dead():
+                if item := self.items.get(event.position):
+                    item.dead_s, item.reason, item.tokens = event.t, event.reason, event.tokens
+                    self._move_head(event.t)
+            case ev.Taken():
+                if item := self.items.get(event.position):
+                    item.taken_s, item.lag_items = event.t, event.lag_items
+                    self._move_head(event.t)
+
+    def _move_head(self, t: float) -> None:
+        before = self._head
+        while (item := self.items.get(self._head)) and (item.taken_s is not None or item.dead_s is not None):
+            self._head += 1
+        if self._head != before:
+            self.heads.append((t, self._head))
+
+    # --- requests and engines ------
+
+    def _request(self, event: ev.Routed | ev.FirstToken | ev.Completed) -> None:
+        match event:
+            case ev.Routed():
+                self._sent[event.request] = [event.t]
+            case ev.FirstToken():
+                if (times := self._sent.get(event.request)) and len(times) == 1:
+                    times.append(event.t)
+                    self.ttft_s.append(event.t - times[0])
+            case ev.Completed():
+                self.sampled_tokens += event.tokens
+                times = self._sent.pop(event.request, [])
+                if len(times) == 2 and event.tokens > 1:
+                    self.tpot_s.append((event.t - times[1]) / (event.tokens - 1))
+
+    def _usage(self, event: ev.Usage) -> None:
+        now = list(zip(event.busy_s, event.steps, event.prefill_tokens, event.decode_tokens, strict=True))
+        if not self.items:  # what engines did before the first item (held-out evaluation) is no work of the run
+            self._last = now
+        zero = (0.0, 0, 0, 0)
+        for i, counters in enumerate(now):
+            last = self._last[i] if i < len(self._last) else zero
+            if counters[0] < last[0]:  # the instance was restarted within the life
+                last = zero
+            self.busy_s += counters[0] - last[0]
+            self.engine_steps += counters[1] - last[1]
+            self.prefill_tokens += counters[2] - last[2]
+            self.decode_tokens += counters[3] - last[3]
+        self._last = now
+        self.usage.append((event.t, self.busy_s))
+
+    # --- training ------
+
+    def _training(self, event: ev.StepStarted | ev.Committed | ev.Loaded | ev.Published) -> None:
+        match event:
+            case ev.StepStarted():
+                self._batch = (event.t, event.positions)
+            case ev.Committed():
+                self._commit(event)
+            case ev.Loaded():
+                self.load_s += event.io_s
+            case ev.Published():
+                self.version = event.version
+                self.published.append((event.t, event.version, event.items))
+
+    def _commit(self, event: ev.Committed) -> None:
+        started = event.t if self._batch is None else self._batch[0]
+        self._batch = None
+        self.step = event.step
+        self.trainer_spans.append((started, event.t))
+        self.steps.append(
+            StepRecord(
+                step=event.step,
+                started_s=started,
+                committed_s=event.t,
+                positions=event.positions,
+                train_s=event.train_s,
+                data_s=event.data_s,
+                io_s=event.io_s,
+                tokens=event.tokens,
+                metrics=event.metrics,
+            )
+        )
+        for position in event.positions:
+            if item := self.items.get(position):
+                item.committed, item.step = True, event.step
+
+    # --- lives ------
+
+    def _resume(self, event: ev.Resumed, died_s: float) -> None:
+        self.resumed_s.append(event.t)
+        if self._batch is not None:
+            self.trainer_spans.append((self._batch[0], died_s))
+        self._batch, self._sent, self._last = None, {}, []
+        self.step, self.version = event.step, event.version
+        self.steps = [s for s in self.steps if s.step <= event.step]
+        states = [ItemState(s) for s in event.queue["states"]]
+        self.items = {p: item for p, item in self.items.items() if p < len(states)}
+        for position, state in enumerate(states):
+            item = self.items.get(position)
+            if item is None:
+                domain, submitted_s, finished_s = event.items.get(str(position), ("?", event.t, None))
+                item = ItemRecord(position=position, domain=domain, submitted_s=submitted_s, finished_s=finished_s)
+                self.items[position] = item
+            item.back_to(state)
+            item.committed = state in USED
+            if state is ItemState.DEAD and item.dead_s is None:
+                item.dead_s = event.t
+        self.items = dict(sorted(self.items.items()))
+        self._head = 0
+        self.heads.append((event.t, 0))
+        self._move_head(event.t)
+
+    # --- reading ------
+
+    def consumed(self) -> list[ItemRecord]:
+        """Items in durable weights, in position order."""
+        return [item for item in self.items.values() if item.committed]
+
+    def batches(self) -> list[list[ItemRecord]]:
+        """The items of every committed step, in the order taken."""
+        found = [[self.items[p] for p in s.positions if p in self.items] for s in self.steps]
+        return [batch for batch in found if batch]
+
+
+def fold(events: Iterable[ev.Event]) -> RunFold:
+    """The records of a whole trace."""
+    run = RunFold()
+    for event in events:
+        run.apply(event)
+    return run

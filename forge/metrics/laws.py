@@ -1,0 +1,211 @@
+"""The queue's laws (DESIGN section 2), checked on a trace without `forge.queue`: a second opinion on every run.
+
+Written from the laws' text, so that a fault of the queue's own code shows here instead of repeating itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from forge import trace as ev
+from forge.queue import QueueShape
+
+KEEP = 100  # violations kept word for word; the rest are counted
+
+
+@dataclass(slots=True)
+class LawCheck:
+    """Feed it every event in order; `violations` then says what broke, each with its time. `concurrency` is C."""
+
+    shape: QueueShape
+    concurrency: int
+    instances: int
+    overtakes_max: int = 0
+    lag_steps: dict[int, int] = field(default_factory=dict)  # position -> steps its weights were behind, as trained
+    broken: int = 0
+    violations: list[str] = field(default_factory=list)
+    _now: float = 0.0
+    _state: list[str] = field(default_factory=list)
+    _waiting: dict[int, None] = field(default_factory=dict)  # running or finished, ascending
+    _served: list[tuple[int, int | None]] = field(default_factory=list)  # items, steps in weights at submission
+    _overtaken: dict[int, set[int]] = field(default_factory=dict)
+    _taken: int = 0
+    _dead: int = 0
+    _forming: list[int] = field(default_factory=list)
+    _batch: list[int] = field(default_factory=list)
+    _committed: int = 0
+    _published: int = 0
+    _step: int = 0
+    _published_step: int = 0
+    _version: int = 0  # newest published one
+    _versions: dict[int, int] = field(default_factory=dict)  # live instance -> version it serves
+
+    def __post_init__(self) -> None:
+        self._versions = dict.fromkeys(range(self.instances), 0)
+
+    def apply(self, event: ev.Event) -> None:
+        self._require(event.t >= self._now, f"time went back from {self._now:.3f}")
+        self._now = max(self._now, event.t)
+        match event:
+            case ev.Submitted():
+                self._submitted(event.position)
+            case ev.Finished():
+                self._become(event.position, "finished", "running")
+            case ev.Dead():
+                self._died(event.position)
+            case ev.Taken():
+                self._take(event)
+            case ev.StepStarted() | ev.Committed():
+                self._train(event)
+            case ev.Published() | ev.Loaded() | ev.InstanceUp() | ev.InstanceDown():
+                self._weights(event)
+            case ev.Resumed():
+                self._resume(event)
+            case ev.RunEnded():
+                self._ended(event)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if holds:
+            return
+        self.broken += 1
+        if len(self.violations) < KEEP:
+            self.violations.append(f"t={self._now:.3f}: {otherwise}")
+
+    # --- items ------
+
+    @property
+    def _head(self) -> int:
+        return next(iter(self._waiting), len(self._state))
+
+    def _submitted(self, position: int) -> None:
+        n = self.shape.n
+        self._require(position == len(self._state), f"submitted {position}, but {len(self._state)} is next")
+        if self.shape.window is not None:
+            self._require(position < self._head + n, f"submitted {position} with head {self._head}: head + N reached")
+        free = self._published + self._dead + n
+        self._require(position < free, f"submitted {position}, but published + dead + N = {free}")
+        while len(self._state) <= position:  # a gap is one violation, not one a position
+            self._served.append((self._published, self._published_step))
+            self._state.append("running")
+            self._waiting[len(self._state) - 1] = None
+        running = sum(self._state[p] == "running" for p in self._waiting)
+        self._require(running <= self.concurrency, f"{running} items run at once, concurrency is {self.concurrency}")
+
+    def _become(self, position: int, state: str, *before: str) -> bool:
+        known = 0 <= position < len(self._state)
+        was = self._state[position] if known else "never submitted"
+        self._require(was in before, f"item {position} became {state}, but it is {was}")
+        if known:
+            self._state[position] = state
+        return was in before
+
+    def _died(self, position: int) -> None:
+        if self._become(position, "dead", "running", "finished"):
+            self._dead += 1
+            self._waiting.pop(position, None)
+
+    def _take(self, event: ev.Taken) -> None:
+        position, window, head = event.position, self.shape.window, self._head
+        if not self._become(position, "taken", "finished"):
+            return
+        if window is not None:
+            inside = head <= position < head + window
+            self._require(inside, f"took {position} outside the window [{head}, {head + window - 1}]")
+        lag = self._taken - self._served[position][0]
+        self._require(lag == event.lag_items, f"item {position} has lag {lag}, the trace says {event.lag_items}")
+        if window is not None:
+            bound = self.shape.n + window - 2
+            self._require(lag <= bound, f"item {position} has lag {lag} items, above the bound {bound}")
+        self._taken += 1
+        self._forming.append(position)
+        self._waiting.pop(position, None)
+        self._overtake(position)
+
+    def _overtake(self, position: int) -> None:
+        passed = []
+        for other in self._waiting:
+            if other > position:
+                break
+            passed.append(other)
+            self._overtaken.setdefault(other, set()).add(position)
+        self.overtakes_max = max(self.overtakes_max, len(passed))
+        if self.shape.window is None:
+            return
+        most = self.shape.window - 1
+        self._require(len(passed) <= most, f"item {position} overtook {len(passed)} others, more than {most}")
+        for other in passed:
+            by = len(self._overtaken[other])
+            self._require(by <= most, f"item {other} was overtaken by {by} others, more than {most}")
+
+    # --- training and weights ------
+
+    def _train(self, event: ev.StepStarted | ev.Committed) -> None:
+        positions = list(event.positions)
+        self._require(event.step == self._step + 1, f"step {event.step} after step {self._step}")
+        if isinstance(event, ev.Committed):
+            self._require(positions == self._batch, f"committed {positions}, in training were {self._batch}")
+            for position in positions:
+                self._become(position, "committed", "taken")
+            self._step, self._batch = event.step, []
+            self._committed += len(positions)
+            return
+        self._require(not self._batch, f"step {event.step} started while {self._batch} are in training")
+        self._require(positions == self._forming, f"step {event.step} trains {positions}, taken were {self._forming}")
+        full = len(positions) == self.shape.batch
+        self._require(full or event.partial, f"step {event.step} has {len(positions)} of {self.shape.batch} items")
+        self._batch, self._forming = positions, []
+        for position in positions:
+            self._lag_in_steps(position, event.step)
+
+    def _lag_in_steps(self, position: int, step: int) -> None:
+        if not 0 <= position < len(self._served) or self._served[position][1] is None:
+            return
+        lag = step - 1 - (self._served[position][1] or 0)
+        self.lag_steps[position] = lag
+        if self.shape.window is not None:
+            bound = (self.shape.n + self.shape.window - 2) // self.shape.batch
+            self._require(lag <= bound, f"item {position} has lag {lag} steps, above the bound {bound}")
+
+    def _weights(self, event: ev.Published | ev.Loaded | ev.InstanceUp | ev.InstanceDown) -> None:
+        match event:
+            case ev.Loaded():
+                self._versions[event.instance] = event.version
+            case ev.InstanceUp():
+                fresh = event.version >= self._version
+                self._require(fresh, f"instance {event.instance} came up with {event.version}, not {self._version}")
+                self._versions[event.instance] = event.version
+            case ev.InstanceDown():
+                self._versions.pop(event.instance, None)
+            case ev.Published():
+                slowest = min(self._versions.values(), default=event.version)
+                self._require(slowest >= event.version, f"published {event.version}, but {slowest} is still served")
+                self._require(event.items >= self._published, f"published {event.items} after {self._published} items")
+                self._require(
+                    event.items <= self._committed, f"published {event.items} items, {self._committed} are committed"
+                )
+                self._published, self._published_step, self._version = event.items, event.step, event.version
+
+    # --- lives ------
+
+    def _resume(self, event: ev.Resumed) -> None:
+        states = [s if s != "published" else "committed" for s in event.queue["states"]]
+        known = self._served[: len(states)]
+        # The step served to an item this trace never saw submitted is lost; its items are in the pool.
+        self._served = known + [(int(items), None) for items in event.queue["served"][len(known) :]]
+        self._state = states
+        self._waiting = {p: None for p, s in enumerate(states) if s in ("running", "finished")}
+        self._dead = states.count("dead")
+        self._committed = self._taken = states.count("committed")
+        self._require("taken" not in states, "resumed with items taken but not committed")
+        self._forming, self._batch = [], []
+        self._published, self._step = int(event.queue["published"]), event.step
+        self._published_step, self._version = event.published_step, event.version
+        self._versions = dict.fromkeys(range(self.instances), event.version)
+
+    def _ended(self, event: ev.RunEnded) -> None:
+        if event.reason != "done":
+            return
+        left = [p for p, state in enumerate(self._state) if state not in ("committed", "dead")]
+        self._require(not left, f"the run ended as done with items {left[:8]} neither trained nor dead")
+        behind = self._committed - self._published
+        self._require(behind == 0, f"the run ended as done with {behind} committed items never published")

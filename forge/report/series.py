@@ -1,0 +1,86 @@
+"""Series behind the plots: what a run's records say over time. Arrays in, arrays out; no drawing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forge.metrics import ItemRecord, RunFold
+from forge.metrics.stats import Array
+
+#: an item's states in the picture of the queue, in the order it may pass them
+STATES = ("running", "blocked", "finished", "taken")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """An item was in `state` from `start_s` to `end_s`."""
+
+    position: int
+    state: str
+    start_s: float
+    end_s: float
+
+
+def spans(run: RunFold, window: int | None) -> list[Span]:
+    """Every item's states: running; finished outside the window (blocked), inside it; taken until committed."""
+    times = np.array([t for t, _ in run.heads])
+    heads = np.array([head for _, head in run.heads])
+    committed = {s.step: s.committed_s for s in run.steps}
+    found: list[Span] = []
+    for item in run.items.values():
+        marks = [("running", item.submitted_s)]
+        if item.finished_s is not None:
+            visible = _visible_s(item, window, times, heads)
+            marks += [("blocked", item.finished_s), ("finished", max(item.finished_s, visible))]
+        if item.taken_s is not None:
+            marks.append(("taken", item.taken_s))
+        end = next(t for t in (item.dead_s, committed.get(item.step or -1), run.wall_s) if t is not None)
+        stops = [t for _, t in marks[1:]] + [end]
+        for (state, start), stop in zip(marks, stops, strict=True):
+            if min(stop, end) > start:
+                found.append(Span(position=item.position, state=state, start_s=start, end_s=min(stop, end)))
+    return found
+
+
+def _visible_s(item: ItemRecord, window: int | None, times: Array, heads: Array) -> float:
+    """When the window first reached the item after it finished; infinity if it never did."""
+    finished = item.finished_s or 0.0
+    if window is None:
+        return finished
+    needed = item.position - window + 1
+    now = max(0, int(np.searchsorted(times, finished, side="right")) - 1)
+    reached = np.flatnonzero(heads[now:] >= needed)
+    if not len(reached):
+        return float("inf")
+    return finished if reached[0] == 0 else float(times[now + reached[0]])
+
+
+def counts(found: list[Span], grid: Array) -> dict[str, Array]:
+    """How many items are in each state at every time of `grid`."""
+    result = {}
+    for state in STATES:
+        starts = np.sort([s.start_s for s in found if s.state == state])
+        ends = np.sort([s.end_s for s in found if s.state == state])
+        result[state] = np.searchsorted(starts, grid, "right") - np.searchsorted(ends, grid, "right")
+    return {state: n.astype(np.float64) for state, n in result.items()}
+
+
+def head_at(run: RunFold, grid: Array) -> Array:
+    """The queue's head at every time of `grid`."""
+    times = np.array([t for t, _ in run.heads])
+    heads = np.array([head for _, head in run.heads], dtype=np.float64)
+    return heads[np.maximum(0, np.searchsorted(times, grid, side="right") - 1)]
+
+
+def busy_shares(run: RunFold, instances: int, edges: Array) -> tuple[Array, Array]:
+    """Engine and trainer busy shares between consecutive edges. The engine's counters are interpolated."""
+    width = np.diff(edges)
+    times = [0.0] + [t for t, _ in run.usage]
+    busy = [0.0] + [b for _, b in run.usage]
+    engine = np.diff(np.interp(edges, times, busy)) / (width * instances)
+    trainer = np.zeros(len(width))
+    for start, end in run.trainer_spans:
+        trainer += np.clip(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0.0, None)
+    return engine, trainer / width

@@ -1,0 +1,208 @@
+"""Build the quickstart's tokenizer and policy from nothing: `python -m forge.train.warm_start --out DIR`.
+
+Supervised steps in two stages on train tasks only: first perfect experts, because only finished calls teach the
+model to copy keys and numbers into them; then the sloppy experts, so that the policy that reinforcement learning
+starts from can do the tasks but mostly does not. About ten minutes on one core; the same seed on the same machine
+and torch version gives the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch.nn import functional
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from forge.agents.experts import GIVE_UP, PERFECT, SLOPPY, Sloppiness, demonstrate
+from forge.domains.registry import DOMAINS, get_domain
+from forge.domains.shop import ITEMS
+from forge.domains.tokenizer import ASSISTANT, CONTEXT, END, build_tokenizer, words_of
+
+_BATCH = 32
+_POOL = 16  # batches drawn together and sorted by length: padding falls from a half to a tenth
+_WARM_UP = 40
+_IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """`steps` optimiser steps on demonstrations of one kind, domains drawn by `mix` (name -> weight)."""
+
+    name: str
+    steps: int
+    first_lr: float
+    last_lr: float
+    sloppiness: Sloppiness
+    mix: dict[str, float]
+
+
+STAGES = (
+    Stage(
+        name="skills",
+        steps=900,
+        first_lr=3e-3,
+        last_lr=3e-4,
+        sloppiness=PERFECT,
+        mix={"calc": 0.25, "products": 0.1, "chain": 0.2, "shop": 0.35, "gcd": 0.1},
+    ),
+    Stage(
+        name="sloppiness",
+        steps=300,
+        first_lr=6e-4,
+        last_lr=1e-4,
+        sloppiness=SLOPPY,
+        mix={"calc": 0.2, "products": 0.15, "chain": 0.25, "shop": 0.3, "gcd": 0.1},
+    ),
+)
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """The vocabulary: the words of 50 train prompts a domain, of the shop, of the tools and of their errors."""
+    spoken = ["calc", "expression", "lookup", "key", GIVE_UP, "error: no such key", "error: bad expression"]
+    prompts = [get_domain(name).task("train", 0, index).prompt for name in DOMAINS for index in range(50)]
+    # Items stand alone here, so that each is a word without a leading space.
+    return build_tokenizer(words_of([*prompts, *ITEMS, *spoken]))
+
+
+def policy(vocabulary: int) -> LlamaForCausalLM:
+    """A fresh Llama of 0.83 million parameters."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        dtype="float32",
+    )
+    return LlamaForCausalLM(config)
+
+
+def demonstrations(stage: Stage, seed: int) -> Iterator[list[dict[str, object]]]:
+    """Conversations of train tasks without end; no task index comes twice within a domain."""
+    rng = Random(seed)
+    domains = {name: get_domain(name) for name in stage.mix}
+    used = dict.fromkeys(domains, 0)
+    while True:
+        (name,) = rng.choices(list(stage.mix), list(stage.mix.values()))
+        task = domains[name].task("train", seed, used[name])
+        used[name] += 1
+        yield demonstrate(domains[name], task, rng, stage.sloppiness)
+
+
+def labels_of(ids: Sequence[int], assistant: int, end: int) -> list[int]:
+    """Targets per position: the assistant's tokens including its end token; everything else is ignored."""
+    labels, speaking = [], False
+    for token in ids:
+        labels.append(token if speaking else _IGNORED)
+        speaking = token == assistant or (speaking and token != end)
+    return labels
+
+
+def batches(stage: Stage, tokens: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(ids, labels), both [32, longest] int64, right-padded: causal attention needs no mask for that."""
+    source = demonstrations(stage, seed)
+    rng = Random(seed)
+    assistant, end = tokens.convert_tokens_to_ids([ASSISTANT, END])
+    while True:
+        pool = [tokens.apply_chat_template(next(source), return_dict=False) for _ in range(_POOL * _BATCH)]
+        pool.sort(key=len)
+        groups = [pool[start : start + _BATCH] for start in range(0, len(pool), _BATCH)]
+        rng.shuffle(groups)
+        for group in groups:
+            longest = max(map(len, group))
+            ids = torch.zeros(len(group), longest, dtype=torch.long)
+            labels = torch.full((len(group), longest), _IGNORED, dtype=torch.long)
+            for row, sequence in enumerate(group):
+                ids[row, : len(sequence)] = torch.tensor(sequence)
+                labels[row, : len(sequence)] = torch.tensor(labels_of(sequence, assistant, end))
+            yield ids, labels
+
+
+def learning_rate(stage: Stage, step: int) -> float:
+    """A short linear warm-up, then a cosine from the stage's first rate to its last."""
+    warm_up = min(1.0, (step + 1) / _WARM_UP)
+    cosine = 0.5 * (1 + math.cos(math.pi * step / stage.steps))
+    return warm_up * (stage.last_lr + (stage.first_lr - stage.last_lr) * cosine)
+
+
+def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy over the assistant's tokens. The head runs on those positions alone, a third of all."""
+    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    targets = labels[:, 1:]
+    spoken = targets != _IGNORED
+    return functional.cross_entropy(model.lm_head(hidden[spoken]), targets[spoken])
+
+
+def train(
+    model: LlamaForCausalLM,
+    tokens: PreTrainedTokenizerFast,
+    stage: Stage,
+    seed: int,
+    report: Callable[[int, float], None],
+) -> None:
+    """The stage's AdamW steps, gradients clipped at norm 1; `report(step, loss)` after each."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=stage.first_lr, betas=(0.9, 0.95), weight_decay=0.01)
+    source = batches(stage, tokens, seed)
+    for step in range(stage.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(stage, step)
+        loss = loss_of(model, *next(source))
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        report(step, loss.item())
+
+
+def train_with_bars(model: LlamaForCausalLM, tokens: PreTrainedTokenizerFast, seed: int) -> None:
+    """Every stage in turn, with a progress bar and the present loss."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        for number, stage in enumerate(STAGES):
+            bar = progress.add_task(stage.name, total=stage.steps)
+
+            def report(step: int, loss: float, bar: TaskID = bar, name: str = stage.name) -> None:
+                progress.update(bar, completed=step + 1, description=f"{name}: loss {loss:.3f}")
+
+            train(model, tokens, stage, seed + number, report)
+
+
+def build(out: Path, seed: int) -> None:
+    """Write tokenizer, chat template, configuration and weights to `out` as a Hugging Face folder."""
+    torch.manual_seed(seed)
+    # One thread: on a shared machine a second one makes these small kernels slower, and the sums would depend on it.
+    torch.set_num_threads(1)
+    tokens = tokenizer()
+    model = policy(len(tokens))
+    train_with_bars(model, tokens, seed)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokens.eos_token_id, pad_token_id=tokens.pad_token_id, max_new_tokens=32
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokens.save_pretrained(out)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m forge.train.warm_start", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write (made if absent)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations (default 0)")
+    options = parser.parse_args()
+    build(options.out, options.seed)
+
+
+if __name__ == "__main__":
+    main()

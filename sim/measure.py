@@ -1,0 +1,37 @@
+"""The figures of one simulated run that tuning, prediction and calibration compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from forge import trace as ev
+from forge.metrics import summarise
+from forge.scenario import Scenario
+from sim.interval import Interval
+
+Figures = dict[str, float]
+
+#: Keys of `summary.json`, so that prediction and measurement stand side by side under one name.
+KEYS = (
+    "throughput_tokens_per_s",
+    "trained_tokens_per_s",
+    "items_per_s",
+    "lag_items_max",
+    "lag_items_mean",
+    "engine_idle_fraction",
+    "trainer_idle_fraction",
+    "nonstationarity",
+    "steps",
+    "wall_s",
+)
+
+
+def measure(events: Sequence[ev.Event], scenario: Scenario) -> Figures:
+    """The figures of a run; 0 where it is too short to have one."""
+    summary = summarise(events, scenario)
+    return {key: float(summary[key] or 0.0) for key in KEYS}
+
+
+def intervals(runs: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
+    """Figure by figure over the seeds."""
+    return {key: Interval.of([run[key] for run in runs]) for key in runs[0]}

@@ -1,0 +1,123 @@
+"""What an item and its members will do: the hidden truth that no policy sees.
+
+A pure function of (seed, position, member), so that two policies in the same scenario meet the very same work
+(common random numbers), whatever order things happen in.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from forge.mix import Mix
+from forge.scenario import Scenario, SimDomain, ToolWait
+
+_OWN = 4  # draws of a member besides those of its turns: death, turn of death, turns, reward
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One request of a trajectory. `tool_wait_s` passes between its completion and the next turn."""
+
+    prompt_tokens: int
+    sampled_tokens: int
+    tool_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberWork:
+    """One trajectory. `dies` means that its agent crashes after the last of `turns` instead of answering."""
+
+    turns: tuple[Turn, ...]
+    reward: float
+    dies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ItemWork:
+    domain: str
+    difficulty: float
+    members: tuple[MemberWork, ...]
+
+
+class Workload:
+    """The work behind every position of a scenario, whatever its queue and policies.
+
+    `hardness` of an item is a standard normal that its members share.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._seed = scenario.seed
+        self._group = scenario.queue.group
+        self._max_context = scenario.engine.max_context
+        self._mix = Mix({d.name: d.weight for d in scenario.domains})
+        self._models = {d.name: scenario.sim.domains.get(d.name, SimDomain()) for d in scenario.domains}
+        self._waits = {d.name: d.tool_wait for d in scenario.domains}
+        self._items: dict[int, ItemWork] = {}
+        self._cdfs = {name: _cdf(model.turns) for name, model in self._models.items()}
+
+    def item(self, position: int) -> ItemWork:
+        if position not in self._items:
+            self._items[position] = self._draw(position)
+        return self._items[position]
+
+    def _draw(self, position: int) -> ItemWork:
+        """One row of standard normals per member, drawn in order: a larger group leaves the smaller one's as it was."""
+        domain = self._mix.domain(position)
+        model = self._models[domain]
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(position,))))
+        hardness = float(rng.standard_normal())
+        rows = rng.standard_normal((self._group, _OWN + 2 * len(model.turns))).tolist()
+        members = tuple(self._member(domain, hardness, row) for row in rows)
+        return ItemWork(domain, round(model.difficulty_mean + model.difficulty_sd * hardness, 3), members)
+
+    def _member(self, domain: str, hardness: float, z: list[float]) -> MemberWork:
+        model = self._models[domain]
+        count_z, reward_z, *lengths = _shared(model, hardness, z[2 : _OWN + len(model.turns)])
+        count = _index(self._cdfs[domain], _normal_cdf(count_z)) + 1
+        dies = _normal_cdf(z[0]) < model.death_rate
+        if dies:
+            count = 1 + int(_normal_cdf(z[1]) * count)
+        turns = self._turns(model, self._waits[domain], lengths[:count], z[_OWN + len(model.turns) :])
+        return MemberWork(turns, float(_normal_cdf(-reward_z) < model.reward), dies)
+
+    def _turns(self, model: SimDomain, wait: ToolWait, lengths: list[float], waits: list[float]) -> tuple[Turn, ...]:
+        turns: list[Turn] = []
+        prompt = min(model.prompt_tokens, self._max_context - 1)
+        for i, z in enumerate(lengths):
+            room = self._max_context - prompt
+            if room < 1:
+                break  # the context is full: the agent must answer with what it has
+            sampled = max(1, round(model.tokens_median * math.exp(model.tokens_sigma * z)))
+            sampled = min(sampled, model.tokens_cap, room)
+            last = i == len(lengths) - 1
+            turns.append(Turn(prompt, sampled, 0.0 if last else tool_wait(wait, waits[i])))
+            prompt += sampled + model.turn_tokens
+        return tuple(turns)
+
+
+def _shared(model: SimDomain, hardness: float, own: list[float]) -> list[float]:
+    """Standard normals that have `item_share` of their variance in common with the item's other members."""
+    common, rest = math.sqrt(model.item_share) * hardness, math.sqrt(1.0 - model.item_share)
+    return [common + rest * z for z in own]
+
+
+def tool_wait(wait: ToolWait, z: float) -> float:
+    """Seconds of the wait whose standard normal is `z`: log-normal body, capped tail."""
+    return min(wait.cap_s, wait.median_s * math.exp(wait.sigma * z))
+
+
+def _normal_cdf(z: float) -> float:
+    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+
+
+def _cdf(weights: tuple[float, ...]) -> list[float]:
+    total = sum(weights)
+    return [c / total for c in accumulate(weights)]
+
+
+def _index(cdf: list[float], u: float) -> int:
+    return next((i for i, c in enumerate(cdf) if u < c), len(cdf) - 1)

@@ -1,0 +1,138 @@
+"""The simulated world: it drives the control loop of the live system in virtual time. `simulate` is the way in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import simpy
+
+from forge import trace as ev
+from forge.control import Control, Sink
+from forge.policies import Policies
+from forge.scenario import Scenario
+from sim.agents import Agents
+from sim.clock import to_ns, to_s
+from sim.fleet import Fleet
+from sim.trainer import Publisher, Trainer
+from sim.workload import Workload
+
+
+class SimError(RuntimeError):
+    """The simulated run came to a standstill: a policy waits for something that cannot happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run. `events` are all but the policy calls, which only sinks receive (they cost most of the time)."""
+
+    scenario: Scenario
+    control: Control
+    events: list[ev.Event]
+
+
+def simulate(scenario: Scenario, sinks: tuple[Sink, ...] = (), workload: Workload | None = None) -> Run:
+    """Run a scenario to its end. The same scenario gives the same events, to the byte.
+
+    `workload` saves drawing the work again where several policies meet the same.
+    """
+    return World(scenario, sinks, workload or Workload(scenario)).run()
+
+
+def fresh(policies: Policies) -> Policies:
+    """New instances of the same configuration: what an earlier run left inside them is gone."""
+    return Policies(**{slot: replace(policy) for slot, policy in policies.slots().items()})
+
+
+class _Recorder(Control):
+    """Keeps every event but the policy calls; without sinks those are not even made."""
+
+    events: list[ev.Event]
+
+    def account(self, event: ev.Event) -> None:
+        super().account(event)
+        if not isinstance(event, ev.PolicyCall):
+            self.events.append(event)
+
+
+class World:
+    """Decide, act, account: whenever something happened, `_settle` lets the control loop decide what follows."""
+
+    def __init__(self, scenario: Scenario, sinks: tuple[Sink, ...], workload: Workload) -> None:
+        self._scenario = scenario
+        self._env: Any = simpy.Environment()
+        self._control = _Recorder(
+            policies=fresh(scenario.policy),
+            shape=scenario.shape(),
+            instances=scenario.engine.instances,
+            group=scenario.queue.group,
+            seed=scenario.seed,
+            sinks=sinks,
+        )
+        self._control.events = []
+        self._fleet = Fleet(self._env, self._control, scenario, self._on_instances)
+        self._publisher = Publisher(self._env, self._control, self._fleet)
+        self._agents = Agents(self._env, self._control, self._fleet, scenario, workload, self._settle)
+        self._trainer = Trainer(self._env, self._control, self._fleet, self._publisher, scenario.sim, self._settle)
+        self._stopping = False
+        self._end = self._env.event()
+
+    def run(self) -> Run:
+        scenario, control = self._scenario, self._control
+        started = ev.RunStarted(t=0.0, schema=ev.SCHEMA, world="sim", scenario=scenario.name, seed=scenario.seed)
+        control.account(started)
+        if scenario.stop.seconds is not None:
+            bell = self._env.timeout(to_ns(scenario.stop.seconds))
+            bell.callbacks.append(lambda _: self._settle())
+        self._settle()
+        try:
+            while not self._end.triggered:
+                self._env.step()
+        except simpy.core.EmptySchedule:
+            raise SimError(f"standstill at {self._now()} s: {control.queue.open_items} items are open") from None
+        control.account(self._fleet.usage())
+        control.account(ev.RunEnded(t=self._now(), reason="done"))
+        return Run(scenario, control, control.events)
+
+    def _now(self) -> float:
+        return to_s(self._env.now)
+
+    def _on_instances(self) -> None:
+        self._publisher.check()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take, train, submit, and see whether the run is over."""
+        self._stopping = self._stopping or self._reached_stop()
+        while True:
+            self._control.take(self._now())
+            ending = self._stopping and self._control.queue.running == 0
+            batch = self._control.start_step(self._now(), ending=ending)
+            if not batch:
+                break
+            self._trainer.train(sum(self._agents.train_tokens.pop(p) for p in batch))
+        while not self._stopping and self._may_submit():
+            self._agents.submit()
+            self._stopping = self._reached_stop()
+        if self._stopping and self._control.queue.open_items == 0:
+            self._finish()
+
+    def _may_submit(self) -> bool:
+        queue = self._control.queue
+        return queue.running < self._scenario.queue.concurrency and queue.may_submit()
+
+    def _reached_stop(self) -> bool:
+        stop, control = self._scenario.stop, self._control
+        return (
+            (stop.seconds is not None and self._now() >= stop.seconds)
+            or (stop.steps is not None and control.views.step >= stop.steps)
+            or (stop.items is not None and len(control.queue) >= stop.items)
+        )
+
+    def _finish(self) -> None:
+        """All work is committed: the last version is published, unasked, and the run ends."""
+        views = self._control.views
+        if self._publisher.newest < views.step:
+            self._publisher.publish("in_flight")
+        elif views.published_step == views.step and not self._end.triggered:
+            self._end.succeed()

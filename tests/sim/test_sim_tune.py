@@ -1,0 +1,161 @@
+"""Tuning: the sweep keeps the lag budget, the choice keeps its stated rules, the files say how it was made."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sim_scenarios import build, heavy_tail
+
+from forge.scenario import load
+from forge.types import ForgeError
+from sim.candidates import Candidate, candidates
+from sim.choose import Budgets, Choice, Efficiency, Judged, choose, judge
+from sim.interval import Interval
+from sim.measure import KEYS, Figures
+from sim.tune import Tuned, tune, write
+
+QUIET = Console(file=io.StringIO())
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Tuned:
+    scenario = heavy_tail(items=30, lag_budget=24, n=16, concurrency=8)
+    return tune(scenario, seeds=(0, 1), fractions=(0.3, 1.0), ns=(16,), concurrencies=(8,), workers=1, console=QUIET)
+
+
+@pytest.fixture(scope="module")
+def written(tuned: Tuned, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write(tuned, tmp_path_factory.mktemp("tune") / "new" / "policy.toml")
+
+
+# --- candidates ------
+
+
+def test_candidates_keep_the_lag_budget_and_validity() -> None:
+    scenario = heavy_tail(n=24, concurrency=12, lag_budget=30)
+    swept = candidates(scenario)
+    assert all(c.n + c.window - 2 <= 30 and c.concurrency <= c.n and c.n >= 4 for c in swept)
+    assert len(set(swept)) == len(swept)
+    assert max(c.n for c in swept) == 31  # strict order: N + 1 - 2 = 30
+    assert max(c.window for c in swept) == 16  # greedy: 2N - 2 = 30
+    for c in swept:
+        shape = c.of(scenario).shape()
+        assert (shape.n, shape.window) == (c.n, c.window)
+        assert (c.n, c.concurrency, 1) in {(s.n, s.concurrency, s.window) for s in swept}
+
+
+def test_without_a_lag_budget_n_is_fixed() -> None:
+    swept = candidates(heavy_tail(n=24, concurrency=12))
+    assert {c.n for c in swept} == {24}
+    assert {c.window for c in swept} == {1, 2, 4, 7, 12, 18, 24}
+
+
+def test_a_budget_that_leaves_nothing_is_a_users_error() -> None:
+    with pytest.raises(ForgeError, match=r"queue\.lag_budget = 2: no N in reach"):
+        candidates(heavy_tail(lag_budget=2))
+    with pytest.raises(ForgeError, match="at least two"):
+        tune(heavy_tail(), seeds=(1,), workers=1)
+
+
+# --- judging ------
+
+STRICT, HALF, FULL = (Candidate(8, 8, w, w / 8) for w in (1, 4, 8))
+
+
+def figures(speed: float, nonstationarity: float, lag: float = 5.0) -> Figures:
+    rest = dict.fromkeys(KEYS, 1.0)
+    return rest | {"trained_tokens_per_s": speed, "nonstationarity": nonstationarity, "lag_items_mean": lag}
+
+
+def judged(half: list[Figures], full: list[Figures], budget: float = 1.25) -> list[Judged]:
+    strict = [figures(100.0, 1.0), figures(200.0, 1.0), figures(300.0, 1.0)]
+    runs = {STRICT: tuple(strict), HALF: tuple(half), FULL: tuple(full)}
+    return judge(runs, 4, Budgets(nonstationarity=budget), Efficiency())
+
+
+def chosen(choice: Choice) -> Candidate:
+    return choice.chosen.candidate
+
+
+def test_the_fastest_within_the_budgets_is_chosen_although_bands_over_seeds_overlap() -> None:
+    half = [figures(110.0, 1.1), figures(211.0, 1.1), figures(309.0, 1.1)]
+    full = [figures(130.0, 1.6), figures(230.0, 1.6), figures(330.0, 1.6)]
+    choice = choose(judged(half, full))
+    assert chosen(choice) == HALF
+    assert (choice.feasible, choice.tied) == (2, 1)
+    assert chosen(choose(judged(half, full, budget=2.0))) == FULL
+
+
+def test_the_budget_is_held_by_the_upper_bound_not_the_mean() -> None:
+    half = [figures(110.0, 1.0), figures(210.0, 1.2), figures(310.0, 1.4)]
+    assert chosen(choose(judged(half, half))) == STRICT
+
+
+def test_ties_go_to_the_less_non_stationary_then_to_the_smaller_lag() -> None:
+    half = [figures(120.0, 1.01), figures(200.0, 1.02), figures(310.0, 1.0)]
+    full = [figures(110.0, 1.1), figures(220.0, 1.1), figures(300.0, 1.1)]
+    choice = choose(judged(half, full))
+    assert (choice.fastest.candidate, choice.tied, chosen(choice)) == (HALF, 3, STRICT)
+
+
+def test_j_refuses_to_rank_where_intervals_overlap() -> None:
+    close = [figures(101.0, 1.0), figures(201.0, 1.0), figures(301.0, 1.0)]
+    assert choose(judged(close, close)).by_j is None
+    far = [figures(5000.0, 1.0)] * 3
+    best = choose(judged(close, far)).by_j
+    assert best is not None
+    assert best.candidate == FULL
+
+
+def test_efficiency_is_an_interval_that_falls_with_lag_and_ratio() -> None:
+    model = Efficiency(per_lag_step=(0.0, 0.1), per_ratio=(0.0, 1.0))
+    assert model.range(0.0, 1.0) == (1.0, 1.0)
+    assert model.range(5.0, 2.0) == (pytest.approx(1 / 3), 1.0)
+
+
+def test_the_pareto_front() -> None:
+    better, worse = [figures(250.0, 1.0)] * 3, [figures(150.0, 1.2)] * 3
+    front = {j.candidate: j.pareto for j in judged(better, worse)}
+    assert front == {STRICT: False, HALF: True, FULL: False}
+
+
+def test_intervals_are_students() -> None:
+    interval = Interval.of([1.0, 2.0, 3.0])
+    assert interval.mean == 2.0
+    assert interval.high - interval.mean == pytest.approx(4.303 / 3**0.5)
+    assert Interval.of([7.0]) == Interval(7.0, 7.0, 7.0)
+
+
+# --- the whole ------
+
+
+def test_the_files(written: list[Path]) -> None:
+    policy, table, picture = written
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = policy.read_text()
+    assert text.startswith("# Tuned in simulation on scenario 'test', seeds 0, 1: W = ")
+    assert "Objective: most trained tokens/s" in text
+    data = json.loads(table.read_text())
+    assert len(data["candidates"]) == 2  # greedy at N = 16 would lag 30 > 24
+    assert {row["window"] for row in data["candidates"]} == {1, 4}
+    assert data["chosen"] in data["candidates"]
+
+
+def test_the_policy_deploys(tuned: Tuned, written: list[Path], tmp_path: Path) -> None:
+    scenario = build({"n": 8, "batch": 4, "concurrency": 4, "group": 2})
+    source = tmp_path / "scenario.toml"
+    source.write_text('name = "x"\nstop = {items = 8}\ndomains = [{name = "agent"}]\n')
+    deployed = load(source, policy=written[0])
+    assert deployed.policy.scheduler == tuned.scenario.policy.scheduler != scenario.policy.scheduler
+    assert deployed.queue.n == tuned.scenario.queue.n
+    assert deployed.shape().window == tuned.choice.chosen.candidate.window
+
+
+def test_workers_change_nothing(tuned: Tuned) -> None:
+    scenario = tuned.scenario
+    again = tune(scenario, seeds=(0, 1), fractions=(0.3, 1.0), ns=(16,), concurrencies=(8,), workers=2, console=QUIET)
+    assert again.judged == tuned.judged

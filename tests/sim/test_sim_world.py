@@ -1,0 +1,265 @@
+"""Laws of every simulated run, determinism, common random numbers, crashes, and the order of the schedulers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from sim_scenarios import build, heavy_tail, scenarios, with_scheduler
+
+from forge import trace as ev
+from forge.control import Control
+from forge.metrics import LawCheck
+from forge.policies import Policies, WindowedFifo
+from forge.queue import ItemQueue
+from forge.scenario import Scenario
+from forge.types import ItemState
+from sim.measure import measure
+from sim.workload import Workload
+from sim.world import Run, SimError, fresh, simulate
+
+E = TypeVar("E", bound=ev.Event)
+
+
+def of_kind(events: list[ev.Event], kind: type[E]) -> list[E]:
+    return [e for e in events if isinstance(e, kind)]
+
+
+# --- laws ------
+
+
+@given(scenarios())
+@settings(max_examples=100, deadline=None)
+def test_laws(scenario: Scenario) -> None:
+    run = simulate(scenario)
+    events, queue = run.events, run.control.queue
+    every_item_ends_once(events, queue)
+    lag_is_bounded(events, queue)
+    every_request_ends_once(events)
+    published = of_kind(events, ev.Published)
+    committed = of_kind(events, ev.Committed)
+    assert [p.version for p in published] == sorted({p.version for p in published})
+    if committed:
+        assert published[-1].items == len(queue.committed)
+    assert [e.t for e in events] == sorted(e.t for e in events)
+    assert isinstance(events[-1], ev.RunEnded)
+    laws = LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
+    for event in events:
+        laws.apply(event)
+    assert laws.violations == []
+
+
+def every_item_ends_once(events: list[ev.Event], queue: ItemQueue) -> None:
+    assert set(queue.states) <= {ItemState.PUBLISHED, ItemState.DEAD}
+    ends = Counter(e.position for e in events if isinstance(e, ev.Taken | ev.Dead))
+    assert ends == Counter(range(len(queue)))
+    members = Counter((e.position, e.member) for e in of_kind(events, ev.MemberDone))
+    assert set(members.values()) <= {1}
+    assert len(members) == sum(e.members for e in of_kind(events, ev.Submitted))
+
+
+def lag_is_bounded(events: list[ev.Event], queue: ItemQueue) -> None:
+    bound = queue.shape.lag_items_bound
+    lags = [e.lag_items for e in of_kind(events, ev.Taken)]
+    assert bound is None or max(lags, default=0) <= bound
+
+
+def every_request_ends_once(events: list[ev.Event]) -> None:
+    routed = [e.request for e in of_kind(events, ev.Routed)]
+    completed = Counter(e.request for e in of_kind(events, ev.Completed))
+    assert len(set(routed)) == len(routed)
+    assert set(completed) <= set(routed)
+    assert set(completed.values()) <= {1}
+
+
+# --- determinism ------
+
+
+def trace_bytes(scenario: Scenario, path: Path) -> bytes:
+    writer = ev.TraceWriter(path)
+    simulate(scenario, (writer,))
+    writer.close()
+    return path.read_bytes()
+
+
+def test_same_seed_same_bytes(tmp_path: Path) -> None:
+    scenario = build({"n": 16, "batch": 4, "concurrency": 12, "group": 4}, sim={"instance_mtbf_s": 2.0})
+    first = trace_bytes(scenario, tmp_path / "a")
+    assert first == trace_bytes(scenario, tmp_path / "b")
+    assert first != trace_bytes(scenario.model_copy(update={"seed": 1}), tmp_path / "c")
+
+
+def test_sinks_change_nothing_but_see_policy_calls() -> None:
+    scenario = heavy_tail()
+    seen: list[ev.Event] = []
+    quiet = simulate(scenario).events
+    assert simulate(scenario, (seen.append,)).events == quiet
+    assert [e for e in seen if not isinstance(e, ev.PolicyCall)] == quiet
+    assert len(seen) > len(quiet)
+
+
+def test_a_shared_workload_changes_nothing() -> None:
+    scenario = heavy_tail()
+    workload = Workload(scenario)
+    simulate(with_scheduler(scenario, "greedy"), workload=workload)
+    assert simulate(scenario, workload=workload).events == simulate(scenario).events
+
+
+def test_replayed_on_fresh_policies_and_a_fresh_fold_a_trace_gives_the_same_decisions() -> None:
+    scenario = build(
+        {"n": 16, "batch": 4, "concurrency": 12, "group": 4}, sim={"instance_mtbf_s": 2.0}, engine={"instances": 3}
+    )
+    seen: list[ev.Event] = []
+    simulate(scenario, (seen.append,))
+    replayed: list[ev.Event] = []
+    control = Control(
+        policies=fresh(scenario.policy),
+        shape=scenario.shape(),
+        instances=scenario.engine.instances,
+        group=scenario.queue.group,
+        seed=scenario.seed,
+        sinks=(replayed.append,),
+    )
+    for event in seen:
+        if isinstance(event, ev.PolicyCall):
+            control._ask(event.t, event.slot, event.method, event.args)
+        else:
+            control.account(event)
+    assert replayed == seen
+    assert {e.slot for e in of_kind(seen, ev.PolicyCall)} == {"scheduler", "router", "sync"}
+
+
+# --- common random numbers ------
+
+
+def test_two_policies_meet_the_same_work() -> None:
+    strict, greedy = (simulate(with_scheduler(heavy_tail(), kind)) for kind in ("strict_fifo", "greedy"))
+
+    def work(run: Run) -> dict[tuple[int, int], tuple[object, ...]]:
+        done = of_kind(run.events, ev.MemberDone)
+        return {(e.position, e.member): (e.reward, e.turns, e.tokens, e.tool_wait_s) for e in done}
+
+    assert work(strict) == work(greedy)
+    assert [e.position for e in of_kind(strict.events, ev.Taken)] != [
+        e.position for e in of_kind(greedy.events, ev.Taken)
+    ]
+
+
+def test_a_member_does_the_same_in_a_larger_group() -> None:
+    small, large = (Workload(heavy_tail(group=g)) for g in (2, 5))
+    for position in range(20):
+        assert large.item(position).members[:2] == small.item(position).members
+
+
+def test_items_share_what_item_share_says() -> None:
+    def spread(share: float) -> float:
+        sim = {"domains": {"agent": {"tokens_sigma": 1.0, "turns": [1.0], "item_share": share}}}
+        work = Workload(build({"n": 8, "batch": 4, "concurrency": 4, "group": 4}, sim=sim))
+        items = [work.item(p) for p in range(60)]
+        sizes = [{m.turns[0].sampled_tokens for m in item.members} for item in items if item.domain == "agent"]
+        return sum(len(s) for s in sizes) / len(sizes)
+
+    assert spread(1.0) == 1.0
+    assert spread(0.0) > 3.0
+
+
+# --- what happens when things break ------
+
+
+def test_a_crash_sends_requests_again_and_loses_none() -> None:
+    scenario = build(
+        {"n": 16, "batch": 4, "concurrency": 16, "group": 4},
+        sim={"instance_mtbf_s": 1.0, "instance_repair_s": 0.5},
+        engine={"instances": 2},
+    )
+    run = simulate(scenario)
+    lost = [e for e in of_kind(run.events, ev.Completed) if e.finish == "lost"]
+    assert lost
+    assert of_kind(run.events, ev.InstanceUp)
+    assert len(of_kind(run.events, ev.Finished)) == 40
+    retried = [e for e in of_kind(run.events, ev.Routed) if e.request.endswith(".r1")]
+    assert len(retried) >= len({e.request for e in lost if e.request.count(".") == 2})
+    assert all(view.in_flight == 0 for view in run.control.views.instances.values() if view.live)
+
+
+def test_a_timeout_kills_the_item_and_frees_its_slots() -> None:
+    scenario = build(
+        {"n": 8, "batch": 2, "concurrency": 8, "group": 2, "item_timeout_s": 0.5},
+        tool_wait={"median_s": 0.2, "sigma": 1.5, "cap_s": 50.0},
+    )
+    run = simulate(scenario)
+    dead = of_kind(run.events, ev.Dead)
+    assert dead
+    assert {d.reason for d in dead} == {"timeout"}
+    submitted = {e.position: e.t for e in of_kind(run.events, ev.Submitted)}
+    assert all(d.t == pytest.approx(submitted[d.position] + 0.5) for d in dead)
+
+
+def test_dead_members_make_dead_groups() -> None:
+    sim = {"domains": {name: {"death_rate": 0.6} for name in ("agent", "reasoning")}}
+    run = simulate(build({"n": 8, "batch": 2, "concurrency": 8, "group": 2}, sim=sim))
+    assert {d.reason for d in of_kind(run.events, ev.Dead)} == {"too_few_survivors"}
+
+
+class Never(WindowedFifo):
+    """A scheduler with a fault: it takes nothing."""
+
+    def pick(self, view: object) -> None:  # type: ignore[override]  # noqa: ARG002 - the slot's signature
+        return None
+
+
+def test_a_policy_that_waits_for_ever_is_an_error_and_no_hang() -> None:
+    scenario = build({"n": 8, "batch": 2, "concurrency": 8, "group": 2})
+    stuck = scenario.model_copy(update={"policy": Policies(scheduler=Never())})
+    with pytest.raises(SimError, match=r"standstill at .* 8 items are open"):
+        simulate(stuck)
+
+
+# --- stops ------
+
+
+@pytest.mark.parametrize("stop", [{"seconds": 3.0}, {"steps": 3}, {"items": 7}])
+def test_a_stop_ends_submission_and_what_is_under_way_is_trained(stop: dict[str, float]) -> None:
+    scenario = build({"n": 8, "batch": 4, "concurrency": 6, "group": 2})
+    run = simulate(Scenario.model_validate({**scenario.model_dump(mode="json"), "stop": stop}))
+    submitted, steps = of_kind(run.events, ev.Submitted), of_kind(run.events, ev.StepStarted)
+    if "seconds" in stop:
+        assert submitted[-1].t < 3.0 < run.events[-1].t < 10.0
+    if "items" in stop:
+        assert len(submitted) == 7
+        assert [s.partial for s in steps] == [False, True]
+    if "steps" in stop:
+        assert 3 <= len(steps) <= 5
+    assert sum(len(s.positions) for s in steps) == len(submitted)
+
+
+# --- what it is for ------
+
+
+def test_throughput_and_non_stationarity_rise_with_the_window() -> None:
+    def mean_figures(kind: str, **config: float) -> tuple[float, float]:
+        scenarios = [heavy_tail().model_copy(update={"seed": seed}) for seed in range(3)]
+        runs = [with_scheduler(scenario, kind, **config) for scenario in scenarios]
+        figures = [measure(simulate(run).events, run) for run in runs]
+        return fmean(f["trained_tokens_per_s"] for f in figures), fmean(f["nonstationarity"] for f in figures)
+
+    strict, windowed, greedy = (
+        mean_figures("strict_fifo"),
+        mean_figures("windowed_fifo", fraction=0.3),
+        mean_figures("greedy"),
+    )
+    assert strict[0] < windowed[0] < greedy[0]
+    assert greedy[0] > 1.08 * strict[0]
+    assert greedy[1] > 1.1 * strict[1]
+
+
+def test_policies_are_fresh_in_every_run() -> None:
+    scenario = heavy_tail()
+    router = replace(scenario.policy, router=scenario.policy.router)
+    assert fresh(router).scheduler == scenario.policy.scheduler
+    assert fresh(router).scheduler is not scenario.policy.scheduler
