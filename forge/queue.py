@@ -223,6 +223,9 @@ class ItemQueue:
 
     def _check(self) -> None:
         states = self.states
+        listed = self.forming + self.training + self.finished_order + self.committed
+        if len(self._served) != len(states) or len(set(listed)) != len(listed):
+            raise QueueError("contradictory queue: an item listed twice, or a length that differs")
         want = {
             ItemState.TAKEN: set(self.forming + self.training),
             ItemState.FINISHED: set(self.finished_order),

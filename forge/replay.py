@@ -124,7 +124,7 @@ class _PolicyReplay:
 
     def _check(self, call: ev.PolicyCall) -> None:
         name = f"{call.slot}.{call.method}"
-        _same(f"draw of {name}", call.draw, draw(self._scenario.seed + self._life, self._calls))
+        _same(f"draw of {name}", call.draw, draw(self._scenario.seed, self._life, self._calls))
         self._calls += 1
         self._views.now = call.t
         view = self._views.view(call.slot, call.draw, call.args)

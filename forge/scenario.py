@@ -9,18 +9,23 @@ import tomllib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from forge.policies import Policies
+from forge.policies import AnyRouter, AnyScheduler, Policies
+from forge.processing import AnyBatcher, AnyProcessor, Chain, DropZeroVariance, Survivors
 from forge.queue import QueueShape
 from forge.types import ForgeError
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(ge=0)]
+
+
+#: every `kind` of the slots that have more than one
+KINDS = {cls().kind for slot in (AnyScheduler, AnyRouter) for cls in get_args(get_args(slot)[0])}
 
 
 class Section(BaseModel):
@@ -102,7 +107,9 @@ class Train(Section):
     grad_clip: Annotated[float, Field(gt=0)] = 1.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     micro_batch_tokens: Positive = 8192
-    drop_zero_variance: bool = True
+    process: AnyProcessor = Chain(steps=(Survivors(), DropZeroVariance()))
+    #: cuts a trainer step's batch into optimiser steps; none: one for the whole batch
+    batches: AnyBatcher | None = None
     keep_checkpoints: Positive = 2
 
 
@@ -313,7 +320,7 @@ def _explain(error: ValidationError, source: str) -> list[str]:
     lines = []
     for fault in error.errors():
         loc = [str(part) for part in fault["loc"]]
-        if len(loc) > 2 and loc[0] == "policy":
+        if len(loc) > 2 and loc[0] == "policy" and loc[2] in KINDS:
             del loc[2]  # pydantic inserts the union's tag, which is no key of the file
         path = ".".join(loc) or "scenario"
         match fault["type"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def test_reward_curve_deaths_and_reasons_of_nulls() -> None:
     assert summary["reward"]["curve"] == [[7.0, 1, 0.5], [10.0, 2, 0.75]]
     assert summary["dead"]["timeout"] == 1
     assert sum(summary["dead"].values()) == 1
-    assert summary["death_share_by_length_quartile"] == {"q1": 0.0, "q2": 0.0, "q3": None, "q4": 0.0} or True
+    assert summary["death_share_by_length_quartile"] == {"q1": 0.0, "q2": 0.5, "q3": None, "q4": 0.0}
     assert summary["held_out"] == [{"t": 10.0, "step": 2, "label": "end", "mean": 0.75, "tasks": 8}]
     assert "fewer than 8 steps" in summary["null_reasons"]["plateau_distance"]
 
@@ -166,8 +167,7 @@ def replaced(index_of: type[ev.Event], nth: int, **over: Any) -> list[ev.Event]:
     """The story with one event changed."""
     rows = story()
     at = [i for i, e in enumerate(rows) if isinstance(e, index_of)][nth]
-    kept = {name: getattr(rows[at], name) for name in rows[at].__dataclass_fields__}
-    rows[at] = type(rows[at])(**kept | over)
+    rows[at] = replace(rows[at], **over)
     return rows
 
 
@@ -184,7 +184,7 @@ def replaced(index_of: type[ev.Event], nth: int, **over: Any) -> list[ev.Event]:
         (replaced(ev.Dead, 0, position=0), "item 0 became dead, but it is taken"),
         (replaced(ev.Finished, 1, t=3.5), "time went back"),
         ([e for e in story() if not isinstance(e, ev.Published)], "4 committed items never published"),
-        (story()[:-1] + [submitted(10.0, 5, "agent", 1.0), ev.RunEnded(t=10.0, reason="done")], "neither trained nor"),
+        ([*story()[:-1], submitted(10.0, 5, "agent", 1.0), ev.RunEnded(t=10.0, reason="done")], "neither trained nor"),
     ],
 )
 def test_a_broken_law_is_reported_not_hidden(events: list[ev.Event], says: str) -> None:
@@ -282,6 +282,7 @@ def test_spread_ratio_of_chance_is_about_one(seed: int) -> None:
     assert 0.75 < ratio < 1.25
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=40), st.floats(0.5, 3), st.floats(-9, 9))
 def test_spread_ratio_has_no_unit(values: list[float], scale: float, shift: float) -> None:
     array = np.round(np.array(values), 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from forge.rollout.engine import Delta, Sampling
@@ -43,7 +43,7 @@ class Backend(Protocol):
 
     def generate(
         self, trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling
-    ) -> AsyncIterator[tuple[int, Delta]]:
+    ) -> AsyncGenerator[tuple[int, Delta], None]:
         """Yields (instance that served it, delta). Raises EngineError for what the engine refuses."""
         ...
 

@@ -17,6 +17,8 @@ from forge.types import Json
 DONE = b"data: [DONE]\n\n"
 _ids = itertools.count()
 _run = secrets.token_hex(6)
+#: stands for the text of a content chunk; no model or id holds it
+_MARK = "\0text\0"
 
 
 def mint(prefix: str) -> str:
@@ -37,6 +39,8 @@ class ChatReply:
         self._frame = {"id": mint("chatcmpl-"), "created": int(time.time()), "model": model}
         self._calls = 0
         self._told = 0
+        # The commonest chunk by far is written into a frame made once; json.dumps of a mere string is cheap.
+        self._before_text, self._after_text = self._chunk({"content": _MARK}).split(json.dumps(_MARK).encode())
 
     def whole(self, steps: list[Step]) -> bytes:
         pieces = [piece for step in steps for piece in step.pieces]
@@ -57,7 +61,8 @@ class ChatReply:
         for piece in step.pieces:
             logprobs = self._logprobs(step.upto)
             if isinstance(piece, str):
-                yield self._chunk({"content": piece}, logprobs=logprobs)
+                plain = logprobs is None
+                yield self._text(piece) if plain else self._chunk({"content": piece}, logprobs=logprobs)
                 continue
             index = self._calls
             call = self._call(piece)
@@ -72,6 +77,9 @@ class ChatReply:
         if self._request.include_usage:
             yield _event({**self._frame, "object": _CHUNK, "choices": [], "usage": self._usage()})
         yield DONE
+
+    def _text(self, piece: str) -> bytes:
+        return self._before_text + json.dumps(piece).encode() + self._after_text
 
     def _chunk(
         self, delta: Json, *, logprobs: Json | None = None, finish: str | None = None, extra: Json | None = None

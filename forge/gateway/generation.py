@@ -7,10 +7,9 @@ answer from its beginning. The engine's ids are the truth; text and tool calls a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
 
 from forge.gateway.backend import Backend
 from forge.gateway.errors import ApiError
@@ -117,8 +116,7 @@ class Generation:
         job = self.job
         deltas = self._backend.generate(job.trajectory, job.prompt_ids, job.sampling)
         finish = None
-        # A backend's `generate` is an async generator (closing it early cancels); its protocol says iterator.
-        async with aclosing(cast("AsyncGenerator[tuple[int, Delta], None]", deltas)) as stream:
+        async with aclosing(deltas) as stream:
             async for instance, delta in stream:
                 self._take(instance, delta)
                 finish = delta.finish

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from forge.rollout.engine import Delta, Engine, EngineRequest, Sampling
 from forge.types import Completion
@@ -51,7 +51,7 @@ class EngineBackend:
 
     async def generate(
         self, _trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling
-    ) -> AsyncIterator[tuple[int, Delta]]:
+    ) -> AsyncGenerator[tuple[int, Delta], None]:
         request = EngineRequest(id=f"r{next(self._ids)}", prompt_ids=prompt_ids, sampling=sampling)
         inbox = self._inboxes[request.id] = Inbox()
         loop = asyncio.get_running_loop()

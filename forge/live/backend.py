@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from forge import trace as ev
 from forge.control import Control
 from forge.gateway.backend import Overloaded, UnknownTrajectoryError
+from forge.gateway.gateway import Gateway
 from forge.live.fleet import Fleet
 from forge.rollout.engine import Delta, EngineRequest, Sampling
 from forge.types import Completion
@@ -37,6 +38,7 @@ class LiveBackend:
         self._clock = clock
         self.trajectories: dict[str, OpenTrajectory] = {}
         self._evaluations = 0
+        self.gateway: Gateway | None = None  # known once the app is made around this backend
 
     @property
     def model(self) -> str:
@@ -53,6 +55,9 @@ class LiveBackend:
         self.trajectories[trajectory.id] = trajectory
 
     def close(self, trajectory: str) -> OpenTrajectory | None:
+        """It may generate no more; what it has in flight is cancelled."""
+        if self.gateway is not None:
+            self.gateway.forget(trajectory)
         return self.trajectories.pop(trajectory, None)
 
     def open(self, trajectory: str) -> Sampling:
@@ -67,7 +72,7 @@ class LiveBackend:
 
     async def generate(
         self, trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling
-    ) -> AsyncIterator[tuple[int, Delta]]:
+    ) -> AsyncGenerator[tuple[int, Delta], None]:
         known = self._find(trajectory)
         request = f"{trajectory}.{known.requests}"
         known.requests += 1
@@ -76,7 +81,7 @@ class LiveBackend:
         account = _Accounting(self._control, self._clock, request, traced=known.position is not None)
         deltas = self._fleet.generate(instance, EngineRequest(id=request, prompt_ids=prompt_ids, sampling=sampling))
         try:
-            async with contextlib.aclosing(deltas):  # type: ignore[type-var]
+            async with contextlib.aclosing(deltas):
                 async for delta in deltas:
                     account.take(delta)
                     yield instance, delta

@@ -8,6 +8,7 @@ Out: ("ready", max_context), ("deltas", [Delta], counters), ("refused", id, text
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,7 +30,10 @@ def make_engine(scenario: Scenario, model_dir: Path) -> Engine:
     if section.kind == "fake":
         from forge.rollout.fake_engine import FakeEngine
 
-        return FakeEngine(slots=section.slots, max_context=section.max_context)
+        vocabulary = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+        return FakeEngine(
+            slots=section.slots, max_context=section.max_context, vocab_size=vocabulary, seed=scenario.seed
+        )
     import torch
     from transformers.utils import logging
 

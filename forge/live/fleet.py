@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -63,7 +63,7 @@ class Fleet:
             if instance.broken is not None:
                 raise instance.broken
 
-    async def generate(self, index: int, request: EngineRequest) -> AsyncIterator[Delta]:
+    async def generate(self, index: int, request: EngineRequest) -> AsyncGenerator[Delta, None]:
         """Deltas of one request. Raises EngineError when refused, Overloaded when the instance dies under it."""
         instance = self._instances[index]
         stream: asyncio.Queue[Delta | Exception] = asyncio.Queue()

@@ -113,9 +113,9 @@ async def assemble(scenario: Scenario, folder: RunFolder, *, resume: bool) -> As
         world.fleet = Fleet(scenario, weights, version, world)
         stack.callback(world.fleet.stop)
         world.backend = LiveBackend(model=scenario.model.path, fleet=world.fleet, control=control, clock=clock)
-        server = await serve(
-            create_app(world.backend, codec, pin_sampling=True), host=scenario.live.host, port=scenario.live.port
-        )
+        gateway = create_app(world.backend, codec, pin_sampling=True)
+        world.backend.gateway = gateway.state.gateway
+        server = await serve(gateway, host=scenario.live.host, port=scenario.live.port)
         stack.push_async_callback(server.stop)
         evaluator = Evaluator(world.backend, world.sampling)
         await start_children(stack, world, evaluator, model, checkpoints)
@@ -180,6 +180,8 @@ def begin(live: Assembly, resume: bool) -> None:
         return
     newest = checkpoint.latest(live.folder.path / "checkpoints")
     position = checkpoint.read(newest) if newest else None
+    _, lost = world.pool.split_taken(position)
+    control.account(ev.RolledBack(t=live.clock(), positions=tuple(lost)))
     control.resume(world.pool.resume(position, live.clock()))
     world.resume_items([(i.position, i.attempt, Task(**i.task)) for i in world.pool.running_items()])
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from forge.processing import Group, Survivors, longest_context
 from forge.scenario import Scenario
 from forge.train import checkpoint
 from forge.train.engine import StepMetrics, TrainConfig, TrainEngine
@@ -46,11 +47,6 @@ def train_config(scenario: Scenario) -> TrainConfig:
     )
 
 
-def has_signal(group: Sequence[Trajectory]) -> bool:
-    """A group whose survivors all earned the same teaches nothing."""
-    return len({member.outcome.reward for member in group if member.outcome.reward is not None}) > 1
-
-
 class TrainerLoop:
     def __init__(self, pipe: Connection, scenario: Scenario, engine: TrainEngine, checkpoints: Path) -> None:
         self.pipe = pipe
@@ -66,14 +62,17 @@ class TrainerLoop:
 
     def step(self, step: int, positions: Sequence[int], groups: list[list[Trajectory]]) -> Stepped:
         began = time.perf_counter()
-        # A batch without any signal keeps its groups and takes its step with a zero gradient.
-        useful = [g for g in groups if has_signal(g)] if self.scenario.train.drop_zero_variance else groups
-        samples = batch_samples(useful or groups)
+        section = self.scenario.train
+        useful = section.process.process(groups)
+        # A batch without any signal is survivors without signal: it takes its step with a zero gradient.
+        useful = useful or Survivors().process(groups)
+        parts = [useful] if section.batches is None else section.batches.split(useful, group_tokens)
+        batches = [batch_samples(part) for part in parts]
         prepared = time.perf_counter()
-        metrics = self.engine.step(samples)
+        metrics = [self.engine.step(samples) for samples in batches]
         trained = time.perf_counter()
         folder = self.engine.save(
-            self.checkpoints, version=step, positions=positions, keep=self.scenario.train.keep_checkpoints
+            self.checkpoints, step=step, version=step, positions=positions, keep=section.keep_checkpoints
         )
         saved = time.perf_counter()
         return Stepped(
@@ -82,13 +81,17 @@ class TrainerLoop:
             train_s=trained - prepared,
             data_s=prepared - began,
             io_s=saved - trained,
-            tokens=metrics.tokens,
-            metrics=flat(metrics) | {"groups_with_signal": float(len(useful))},
+            tokens=sum(m.tokens for m in metrics),
+            metrics=flat(metrics[-1]) | {"groups_kept": float(len(useful)), "optimiser_steps": float(len(metrics))},
         )
 
 
+def group_tokens(group: Group) -> int:
+    return sum(longest_context(member) for member in group)
+
+
 def flat(metrics: StepMetrics) -> dict[str, float | None]:
-    """The figures the trace keeps of a step."""
+    """The figures the trace keeps of an optimiser step."""
     ratio = metrics.ratio
     return {
         "loss": metrics.loss,

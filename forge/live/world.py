@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from forge import trace as ev
@@ -24,7 +24,7 @@ from forge.mix import Mix
 from forge.pool.store import Pool
 from forge.rollout.engine import Sampling
 from forge.scenario import Scenario
-from forge.types import ForgeError, ItemState, Outcome, Trajectory
+from forge.types import DeathReason, ForgeError, ItemState, Outcome, Trajectory
 
 #: Grace after an item's own timeout before the world stops waiting for its agents.
 BACKSTOP_S = 10.0
@@ -140,6 +140,10 @@ class LiveWorld:
         group = self.groups.get(position)
         if opened is None or group is None or group.attempt != attempt or member in group.ended:
             return  # of an earlier life, or after its backstop
+        if outcome.reward is not None and not opened.completions:
+            # Scored without a call of the model: there is nothing of the policy's to learn from.
+            detail = "never called the model"
+            outcome = replace(outcome, reward=None, reason=DeathReason.AGENT_CRASH, detail=detail)
         trajectory = Trajectory(
             id=outcome.trajectory,
             position=position,

@@ -36,14 +36,21 @@ def spread_ratio(values: Array, sizes: Sequence[int]) -> float | None:
     if len(sizes) < 2 or np.all(rows == rows[0]):
         return None
     rng = np.random.default_rng(0)
-    shuffled = np.mean([_spread(rng.permutation(rows), sizes) for _ in range(SHUFFLES)])
-    return float(_spread(rows, sizes) / shuffled) if shuffled > 0 else None
+    chance: list[float] = []
+    while len(chance) < SHUFFLES:  # as many at once as a few megabytes hold
+        count = min(SHUFFLES - len(chance), max(1, 200_000 // len(rows)))
+        orders = rng.permuted(np.tile(np.arange(len(rows)), (count, 1)), axis=1)
+        chance += _spreads(rows[orders], sizes).tolist()
+    expected = float(np.mean(chance))
+    return float(_spreads(rows[None], sizes)[0]) / expected if expected > 0 else None
 
 
-def _spread(rows: Array, sizes: Sequence[int]) -> float:
+def _spreads(orders: Array, sizes: Sequence[int]) -> Array:
+    """Per order (axis 0) of rows (axis 1): standard deviation of batch means, over all columns."""
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    means = np.add.reduceat(rows, starts, axis=0) / np.asarray(sizes, dtype=np.float64)[:, None]
-    return float(np.sqrt(means.var(axis=0).sum()))
+    means = np.add.reduceat(orders, starts, axis=1) / np.asarray(sizes, dtype=np.float64)[None, :, None]
+    spreads: Array = np.sqrt(means.var(axis=1).sum(axis=1))
+    return spreads
 
 
 def mean_shift(values: Array, first: int) -> float | None:

@@ -182,7 +182,8 @@ def _domain_shares(batches: list[list[ItemRecord]]) -> stats.Array:
     """One row an item in the order consumed, one column a domain: 1 where it is of that domain."""
     domains = [item.domain for batch in batches for item in batch]
     names = sorted(set(domains))
-    return np.array([[float(d == name) for name in names] for d in domains], dtype=np.float64).reshape(-1, len(names))
+    table = np.array([[float(d == name) for name in names] for d in domains], dtype=np.float64)
+    return table.reshape(len(domains), len(names))
 
 
 def _reward(out: Figures, run: RunFold) -> None:

@@ -58,6 +58,11 @@ class Context:
     instances: int
     evals: Json | None
 
+    @property
+    def wall_s(self) -> float:
+        """Never 0, so that an axis has a length."""
+        return self.run.wall_s or 1.0
+
 
 def _figure(columns: int, height: float, **ratios: Any) -> tuple[Figure, Any]:
     figure = Figure(figsize=(9.6, height), layout="constrained")
@@ -124,11 +129,11 @@ def queue(context: Context) -> Figure:
     )
     left.yaxis.set_major_locator(MaxNLocator(integer=True))
     left.grid(visible=False)
-    grid = np.linspace(0.0, run.wall_s, 200)
+    grid = np.linspace(0.0, context.wall_s, 200)
     stacked = series.counts(found, grid)
     right.stackplot(grid, list(stacked.values()), colors=[STATE_COLOURS[s] for s in stacked], step="post")
     right.axvspan(start, end, color="black", alpha=0.06, lw=0)
-    right.set(xlabel="seconds of the run", ylabel="items", title="Items by state, whole run", xlim=(0, run.wall_s))
+    right.set(xlabel="seconds of the run", ylabel="items", title="Items by state, whole run", xlim=(0, context.wall_s))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
@@ -181,7 +186,7 @@ def busy(context: Context) -> Figure:
     run = context.run
     figure, (left, right) = _figure(2, 3.0, width_ratios=(2.2, 1))
     bins = max(8, min(40, len(run.steps) // 3))
-    edges = np.linspace(0.0, run.wall_s or 1.0, bins + 1)
+    edges = np.linspace(0.0, context.wall_s, bins + 1)
     engine, trainer = series.busy_shares(run, context.instances, edges)
     if run.usage:
         left.stairs(engine, edges, color=BLUE, lw=1.6, baseline=None, label="engines")

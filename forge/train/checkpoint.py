@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from forge.types import Json
+from forge.types import ForgeError, Json
 
 SCHEMA = 1
 MANIFEST = "position.json"
@@ -25,7 +25,7 @@ _STEP = re.compile(r"step-\d{6,}")
 _TEMPORARY = ".partial-"
 
 
-class CheckpointError(ValueError):
+class CheckpointError(ForgeError):
     """A checkpoint folder that is incomplete, corrupt or of another schema; the message says which file and why."""
 
 

@@ -233,10 +233,21 @@ class TrainEngine:
         return ratio_stats(new, old, _all(new), self.config.cispo)
 
     def save(
-        self, root: Path, *, version: int, positions: Sequence[int], keep: int = 3, state: Json | None = None
+        self,
+        root: Path,
+        *,
+        version: int,
+        positions: Sequence[int],
+        keep: int = 3,
+        state: Json | None = None,
+        step: int | None = None,
     ) -> Path:
-        """Commit a checkpoint of the present step (`checkpoint.write`). Its folder is a model folder too."""
-        position = Position(step=self.steps, version=version, positions=tuple(positions), state=state or {})
+        """Commit a checkpoint (`checkpoint.write`). Its folder is a model folder too.
+
+        `step` is the trainer step it ends, where one such takes several optimiser steps; None: `self.steps`.
+        """
+        number = self.steps if step is None else step
+        position = Position(step=number, version=version, positions=tuple(positions), state=state or {})
         return checkpoint.write(root, position, self._save_files, keep=keep)
 
     def _save_files(self, folder: Path) -> None:

@@ -331,12 +331,12 @@ async def test_hang_up_cancels_and_leaves_no_record(stream: bool) -> None:
 async def test_an_sdk_gets_a_moment_to_come_back() -> None:
     backend = plain()
     backend.gate.clear()
-    async with live(backend, retry_grace_s=0.1) as server:
+    async with live(backend, retry_grace_s=0.4) as server:
         await hang_up(server, backend, False, {"x-stainless-retry-count": "0"})
-        await asyncio.sleep(0.03)
+        await asyncio.sleep(0.1)
         assert not backend.cancelled
         backend.gate.set()  # it completes with nobody there, and nobody comes
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.6)
     assert not backend.records
 
 

@@ -19,18 +19,18 @@ class Flight:
 
 
 async def test_an_orphan_is_joined_and_its_clock_starts_again() -> None:
-    retries, flight = Retries[Flight](0.06), Flight()
+    retries, flight = Retries[Flight](0.3), Flight()
     ticket = retries.add(KEY, flight)
     retries.leave(ticket, delivered=False, may_retry=True)
-    await asyncio.sleep(0.04)
+    await asyncio.sleep(0.2)
     assert retries.join(KEY) is ticket
     retries.leave(ticket, delivered=False, may_retry=True)
-    await asyncio.sleep(0.04)
+    await asyncio.sleep(0.2)
     assert not flight.cancelled
     assert retries.join(KEY) is ticket
     retries.leave(ticket, delivered=True, may_retry=True)
     assert retries.join(KEY) is None
-    await asyncio.sleep(0.08)
+    await asyncio.sleep(0.4)
     assert not flight.cancelled
 
 

@@ -96,7 +96,7 @@ def test_a_changed_call_is_found(slot: str, change: dict[str, object], what: str
 
 def test_another_policy_is_found_at_its_first_other_decision() -> None:
     events = trace_of(ruled("greedy"))
-    found = replay_policies(events, ruled("fffo")).difference
+    found = replay_policies(events, ruled("strict_fifo")).difference
     assert found is not None
     call = events[found.event - 1]
     assert isinstance(call, ev.PolicyCall)

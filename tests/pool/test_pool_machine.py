@@ -82,7 +82,9 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_state(ItemState.RUNNING))
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        position = self.pick(data, ItemState.RUNNING)
+        self.finish_now(self.pick(data, ItemState.RUNNING))
+
+    def finish_now(self, position: int) -> None:
         for member in range(MEMBERS):
             if member not in self.arrived[position]:
                 attempt = self.attempts[position]
@@ -107,11 +109,27 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.takeable())
     @rule(data=st.data())
     def take(self, data: st.DataObject) -> None:
-        position = data.draw(st.sampled_from(self.takeable()))
+        self.take_now(data.draw(st.sampled_from(self.takeable())))
+
+    def take_now(self, position: int) -> None:
         lag = self.views.queue.lag_if_taken(position)
         assert SHAPE.lag_items_bound is not None
         assert lag <= SHAPE.lag_items_bound  # the law holds across lives
         self.account(ev.Taken(t=self.tick(), position=position, lag_items=lag))
+
+    @rule(data=st.data())
+    def fill_batch(self, data: st.DataObject) -> None:
+        """Many moves at once, so that short walks get as far as training, in the orders the window allows."""
+        queue = self.views.queue
+        while queue.may_submit():
+            self.submit()
+        while len(queue.forming) < SHAPE.batch and queue.waiting():
+            position = data.draw(st.sampled_from([p for p in queue.waiting() if queue.is_visible(p)]))
+            if queue.states[position] is ItemState.RUNNING:
+                self.finish_now(position)
+            self.take_now(position)
+        if len(queue.forming) == SHAPE.batch and not queue.training:
+            self.start_step()
 
     @precondition(lambda self: len(self.views.queue.forming) == SHAPE.batch and not self.views.queue.training)
     @rule()
@@ -163,6 +181,18 @@ class PoolMachine(RuleBasedStateMachine):
             p: self.attempts[p] for p in self.in_state(ItemState.RUNNING)
         }
 
+    @rule(data=st.data(), stage=st.sampled_from(["leased", "checkpointed", "committed", "published"]))
+    def kill_around_a_checkpoint(self, data: st.DataObject, stage: str) -> None:
+        """The moments that matter most, which a random walk seldom meets."""
+        self.fill_batch(data)
+        if self.views.queue.training and stage != "leased":
+            self.write_checkpoint()
+            if stage != "checkpointed":
+                self.commit()
+                if stage == "published":
+                    self.publish()
+        self.kill_and_resume()
+
     # --- what must always hold ------
 
     @invariant()
@@ -182,4 +212,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=15, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)

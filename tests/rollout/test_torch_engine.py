@@ -222,6 +222,20 @@ def test_a_shared_prefix_is_copied_and_the_longer_conversation_stays() -> None:
     assert reused == len(system) + 2 + 4
 
 
+def test_a_finished_conversation_survives_the_move_of_a_running_one() -> None:
+    engine = engine_of(shared_model("llama"), slots=2)
+    engine.add(request("ends", prompt=(1, 2, 3, 4, 5), max_tokens=2, seed=1))
+    engine.add(request("runs", prompt=(9, 8, 7), max_tokens=20, seed=2))
+    parts = [*engine.step(), *engine.step(), *engine.step()]
+    following = (1, 2, 3, 4, 5, *join(parts)["ends"].token_ids, 6)
+    engine.add(request("goes on", prompt=following, max_tokens=5, seed=3))
+    done = join([*parts, *drain(engine).values()])
+    assert engine.stats.cached_tokens == 6
+    for id, prompt in (("goes on", following), ("runs", (9, 8, 7))):
+        expected = reference_logprobs(plain_model("llama"), prompt, done[id].token_ids)
+        assert done[id].logprobs == pytest.approx(expected, abs=1e-4)
+
+
 def test_the_same_prompt_again_computes_one_token() -> None:
     engine = engine_of(shared_model("llama"))
     first, _ = turn(engine, "1", (1, 2, 3, 4))

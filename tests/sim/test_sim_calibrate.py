@@ -79,7 +79,7 @@ def test_workload_parameters_are_found(calibrated: Calibration) -> None:
     assert agent.reward == pytest.approx(0.6, abs=0.07)
     assert agent.item_share == pytest.approx(0.3, abs=0.1)
     assert reasoning.turns == (1.0,)
-    assert reasoning.tokens_median == pytest.approx(30, rel=0.15)
+    assert reasoning.tokens_median == pytest.approx(30, rel=0.25)  # 40 items, most of whose spread is shared
     assert reasoning.tokens_sigma == pytest.approx(0.9, rel=0.1)
     assert reasoning.item_share == pytest.approx(0.6, abs=0.1)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pool_support import trajectory
 from pydantic import TypeAdapter, ValidationError
 
-from forge.pool.processing import (
+from forge.processing import (
     AnyBatcher,
     AnyProcessor,
     ByItems,

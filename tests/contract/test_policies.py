@@ -1,0 +1,180 @@
+"""What every policy of a slot must do, whoever wrote it: run against each class of the slot's union."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from worlds import scenario, trace_of
+
+from forge import trace as ev
+from forge.policies import AnyRouter, AnyScheduler, AnySync, Policies
+from forge.queue import ItemQueue, QueueShape
+from forge.scenario import Scenario, parse, resolved
+from forge.types import ItemState
+from forge.views import InstanceView, ItemView, QueueView, RouterView, SyncView
+
+SCHEDULERS = get_args(get_args(AnyScheduler)[0])
+ROUTERS = get_args(get_args(AnyRouter)[0])
+SYNCS = (AnySync,)
+EVERY = [*(("scheduler", c) for c in SCHEDULERS), *(("router", c) for c in ROUTERS), *(("sync", c) for c in SYNCS)]
+
+
+def with_policy(slot: str, kind: str) -> Scenario:
+    return scenario(policy={slot: {"kind": kind}})
+
+
+@pytest.mark.parametrize(("slot", "cls"), EVERY)
+class TestEveryPolicy:
+    def test_is_its_own_configuration(self, slot: str, cls: type[Any]) -> None:
+        policy = cls()
+        with pytest.raises(TypeError):
+            cls(policy.kind)  # keyword-only
+        given_scenario = with_policy(slot, policy.kind)
+        assert type(given_scenario.policy.slots()[slot]) is cls
+        assert parse(resolved(given_scenario), "again") == given_scenario
+
+    def test_refuses_unknown_keys_by_their_path(self, slot: str, cls: type[Any]) -> None:
+        with pytest.raises(ValueError, match=rf"policy\.{slot}\.surprise: unknown key"):
+            scenario(policy={slot: {"kind": cls().kind, "surprise": 1}})
+
+    def test_runs_a_world_to_its_end_and_decides_the_same_again(self, slot: str, cls: type[Any]) -> None:
+        given_scenario = with_policy(slot, cls().kind)
+        events = trace_of(given_scenario)
+        assert isinstance(events[-1], ev.RunEnded)
+        assert [ev.encode(e) for e in events] == [ev.encode(e) for e in trace_of(given_scenario)]
+
+    def test_changes_its_state_only_through_its_own_methods(self, slot: str, cls: type[Any]) -> None:
+        given_scenario = with_policy(slot, cls().kind)
+        before = repr(given_scenario), copy.deepcopy(vars(given_scenario.policy.slots()[slot]))
+        trace_of(given_scenario)
+        assert (repr(given_scenario), vars(given_scenario.policy.slots()[slot])) == before
+
+    def test_every_key_has_a_default(self, slot: str, cls: type[Any]) -> None:
+        assert all(hasattr(cls(), f.name) for f in fields(cls))
+        assert slot in Policies().slots()
+
+
+# --- schedulers ------
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["submit", "finish", "die", "take", "train"]), st.integers(0, 30)), max_size=80
+)
+
+
+def view_of(queue: ItemQueue, order: list[int], draw: float) -> QueueView:
+    finished_s = {p: float(i) for i, p in enumerate(order)}
+    waiting = tuple(
+        ItemView(
+            position=p,
+            finished=queue.states[p] is ItemState.FINISHED,
+            domain="x",
+            submitted_s=float(p),
+            finished_s=finished_s.get(p),
+        )
+        for p in queue.waiting()
+    )
+    shape, forming = queue.shape, len(queue.forming)
+    return QueueView(
+        now=9.0, draw=draw, n=shape.n, batch=shape.batch, head=queue.head, forming=forming, waiting=waiting
+    )
+
+
+@pytest.mark.parametrize("cls", SCHEDULERS)
+@given(n=st.integers(1, 12), batch=st.integers(1, 4), moves=moves, draw=st.floats(0, 1, exclude_max=True))
+def test_a_pick_is_legal_and_waiting_means_nothing_is_visible(
+    cls: type[Any], n: int, batch: int, moves: list[tuple[str, int]], draw: float
+) -> None:
+    policy = cls()
+    window = policy.window(n)
+    assert window is None or 1 <= window <= n
+    assert window == cls().window(n), "constant"
+    queue = ItemQueue(QueueShape(n=n, batch=min(batch, n), window=window))
+    order: list[int] = []
+    for name, which in moves:
+        waiting = queue.waiting()
+        chosen = waiting[which % len(waiting)] if waiting else None
+        if name == "submit" and queue.may_submit():
+            queue.submit()
+        elif name == "finish" and chosen is not None and queue.states[chosen] is ItemState.RUNNING:
+            queue.finish(chosen)
+            order.append(chosen)
+        elif name == "die" and chosen is not None:
+            queue.die(chosen)
+        elif name == "train" and len(queue.forming) == queue.shape.batch:
+            queue.start_step()
+            queue.commit()
+            queue.publish(len(queue.committed))
+        elif name == "take" and len(queue.forming) < queue.shape.batch:
+            picked = policy.pick(view_of(queue, order, draw))
+            if picked is None:
+                assert not [p for p in queue.finished_order if queue.is_visible(p)], "waits although it could take"
+            else:
+                queue.take(picked)  # raises QueueError where the queue would not let it go
+
+
+def test_what_tells_the_schedulers_apart() -> None:
+    queue = ItemQueue(QueueShape(n=10, batch=4, window=None))
+    for _ in range(10):
+        queue.submit()
+    order = [9, 4, 2, 1]
+    for position in order:
+        queue.finish(position)
+    view = view_of(queue, order, 0.0)
+    picks = {cls().kind: cls().pick(view) for cls in SCHEDULERS}
+    assert picks == {"strict_fifo": None, "windowed_fifo": 1, "greedy": 1, "fffo": 9}
+    head_done = replace(view, waiting=tuple(replace(i, finished=True, finished_s=50.0) for i in view.waiting[:1]))
+    assert {cls().pick(head_done) for cls in SCHEDULERS} == {0}
+
+
+# --- routers ------
+
+instances = st.lists(
+    st.builds(InstanceView, instance=st.integers(0, 50), in_flight=st.integers(0, 9), version=st.integers(0, 3)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda i: i.instance,
+)
+
+
+@pytest.mark.parametrize("cls", ROUTERS)
+@given(views=st.lists(st.tuples(instances, st.floats(0, 1, exclude_max=True)), min_size=1, max_size=12))
+def test_a_route_is_a_live_instance_and_a_pure_function_of_what_was_seen(
+    cls: type[Any], views: list[tuple[list[InstanceView], float]]
+) -> None:
+    one, other = cls(), cls()
+    for live, draw in views:
+        view = RouterView(now=1.0, draw=draw, trajectory="0.0", turn=0, prompt_tokens=5, instances=tuple(live))
+        chosen = one.route(view)
+        assert chosen in {i.instance for i in live}
+        assert other.route(copy.deepcopy(view)) == chosen
+
+
+@pytest.mark.parametrize("cls", ROUTERS)
+def test_equal_instances_share_the_load(cls: type[Any]) -> None:
+    router = cls()
+    live = tuple(InstanceView(instance=i, in_flight=0, version=0) for i in range(4))
+    views = [
+        RouterView(now=0.0, draw=k / 64, trajectory=f"{k}.0", turn=0, prompt_tokens=1, instances=live)
+        for k in range(64)
+    ]
+    chosen = [router.route(v) for v in views]
+    assert {chosen.count(i) for i in range(4)} == {16}
+
+
+# --- weight sync ------
+
+
+@pytest.mark.parametrize("cls", SYNCS)
+@given(unpublished=st.integers(1, 9), k=st.integers(1, 5), in_flight=st.integers(0, 99))
+def test_a_sync_never_waits_longer_than_it_promised(cls: type[Any], unpublished: int, k: int, in_flight: int) -> None:
+    policy = cls(k=k)
+    view = SyncView(now=0.0, draw=0.0, step=20, version=3, steps_unpublished=unpublished, requests_in_flight=in_flight)
+    mode = policy.decide(view)
+    assert mode in (None, "in_flight", "drain")
+    if unpublished >= policy.publish_every:
+        assert mode is not None, "the queue's validity needs a publication every publish_every steps"

@@ -1,0 +1,132 @@
+"""User errors: one clear line each, exit code 2, never a traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge.cli import main
+
+SMALL = [
+    "--set",
+    "stop={items=12}",
+    "--set",
+    "queue={n=4,batch=2,concurrency=2,group=2}",
+]
+
+
+def forge(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["forge", *args])
+    return main()
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["sim", "nowhere.toml"], "nowhere.toml: no such scenario file; scenarios that ship: quickstart"),
+        (["sim", "quickstart", "--set", "queue.nn=3"], "queue.nn: unknown key"),
+        (["sim", "quickstart", "--set", "queue.n=many"], "queue.n = 'many'"),
+        (["sim", "quickstart", "--set", "queue.n=4"], "concurrency = 16 must not exceed n = 4"),
+        (["sim", "quickstart", "--set", "queue.batch=99"], "queue would deadlock"),
+        (["sim", "quickstart", "--set", "policy.scheduler.fraction=1.5"], "fraction = 1.5: must lie in (0, 1]"),
+        (["sim", "quickstart", "--set", "policy.scheduler.kind=magic"], "'strict_fifo', 'greedy', 'fffo'"),
+        (["sim", "quickstart", "--set", "nonsense"], "write key.path=value"),
+        (["sim", "quickstart", "--policy", "missing.toml"], "missing.toml: no such file"),
+        (["tune", "quickstart", "--calibration", "missing.toml"], "missing.toml: no such file"),
+        (["replay", "missing"], "missing: no such run"),
+        (["report", "missing"], "missing: no such run"),
+        (["calibrate", "missing"], "missing: no such run"),
+        (["run"], "name a scenario, or --resume RUN"),
+        (["run", "--resume", "missing"], "missing: no such run"),
+        (["run", "quickstart", "--resume", "x"], "give no scenario"),
+        (["run", "quickstart", "--set", "model.path=gpt-17"], "model.path = 'gpt-17': no such model; shipped:"),
+        (
+            ["run", "quickstart", "--set", 'domains=[{name="chess"}]'],
+            "domain 'chess' is not known; known domains: calc",
+        ),
+        (["serve", "gpt-17"], "model.path = 'gpt-17': no such model"),
+        (["model", "get", "gpt-17"], "only smollm2"),
+        (["nonsense"], "No such command"),
+        (["tune", "quickstart", "--seeds", "1"], "Invalid value for '--seeds'"),
+    ],
+)
+def test_user_errors(
+    args: list[str],
+    complaint: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert forge(monkeypatch, *args) == 2
+    captured = capsys.readouterr()
+    assert complaint in " ".join(captured.err.split())
+    assert "Traceback" not in captured.err
+    assert list(tmp_path.iterdir()) == [], "a refused command left something behind"
+
+
+def test_a_file_that_is_no_toml(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text("name = \n")
+    assert forge(monkeypatch, "sim", str(path)) == 2
+    assert "s.toml: not valid TOML" in capsys.readouterr().err
+    path.write_bytes(b"\xff\xfe\x00")
+    assert forge(monkeypatch, "sim", str(path)) == 2
+    assert "s.toml: not a text file" in capsys.readouterr().err
+
+
+def test_port_in_use(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        args = ["run", "quickstart", "--runs", str(tmp_path), "--set", f"live.port={port}"]
+        assert forge(monkeypatch, *args) == 2
+    assert f"port {port} on 127.0.0.1 is already in use" in capsys.readouterr().err
+
+
+def test_sim_then_replay_then_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = ["--runs", str(tmp_path)]
+    assert forge(monkeypatch, "sim", "quickstart", *SMALL, *runs, "--json") == 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["world"] == "sim"
+    assert summary["samples_consumed"] > 0
+    assert forge(monkeypatch, "replay", "latest", *runs) == 0
+    assert capsys.readouterr().out.startswith("same: ")
+    folder = (tmp_path / "latest").resolve()
+    for name in ("scenario.resolved.json", "policy.toml", "trace.jsonl", "summary.json", "meta.json", "report.html"):
+        assert (folder / name).stat().st_size > 0
+
+
+def test_replay_finds_a_changed_decision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = ["--runs", str(tmp_path)]
+    assert forge(monkeypatch, "sim", "quickstart", *SMALL, *runs) == 0
+    trace = (tmp_path / "latest" / "trace.jsonl").resolve()
+    lines = trace.read_text().splitlines()
+    at = max(i for i, line in enumerate(lines) if '"slot":"scheduler"' in line)
+    row = json.loads(lines[at])
+    row["draw"] += 0.001
+    lines[at] = json.dumps(row)
+    trace.write_text("\n".join(lines) + "\n")
+    capsys.readouterr()
+    assert forge(monkeypatch, "replay", "latest", *runs) == 1
+    assert f"event {at + 1}: draw" in capsys.readouterr().out
+
+
+def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert forge(monkeypatch, "sim", "quickstart", *SMALL, "--runs", str(tmp_path / name)) == 0
+    folders = [(tmp_path / name / "latest").resolve() for name in ("a", "b")]
+    for file in ("trace.jsonl", "summary.json", "policy.toml", "scenario.resolved.json"):
+        assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes(), file

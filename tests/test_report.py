@@ -1,0 +1,263 @@
+"""Reports: complete, standing alone, the same twice, and honest about what they compare."""
+
+from __future__ import annotations
+
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import World, scenario, trace_of
+
+from forge import trace as ev
+from forge.metrics import fold, summarise
+from forge.report import series
+from forge.report.comparison import gather, judge, write_comparison
+from forge.report.page import headline, held_out_rows, write_report
+from forge.report.plots import PLOTS
+from forge.report.prediction import compare
+from forge.runs import RunFolder
+from forge.trace import TraceWriter
+from forge.types import ForgeError, Json
+
+
+def made(root: Path, *, seed: int = 1, kind: str = "windowed_fifo", crashes: tuple[float, ...] = ()) -> RunFolder:
+    given = scenario(seed=seed, policy={"scheduler": {"kind": kind}})
+    folder = RunFolder.create(root, given, command=["forge", "run", "tiny"])
+    writer = TraceWriter(folder.trace)
+    World(given, seed=seed, sinks=(writer,), crashes=crashes).run()
+    writer.close()
+    folder.write("summary.json", summarise(folder.events(), given))
+    return folder
+
+
+def evaluation(seed: int = 0) -> Json:
+    rng = random.Random(seed)
+    domains = {f"t{i}": ["agent", "reasoning"][i % 2] for i in range(100)}
+    start = {task: float(rng.random() < 0.2) for task in domains}
+    end = {task: float(rng.random() < 0.7) for task in domains}
+    return {"decoding": "greedy", "start": {"scores": start}, "end": {"scores": end}, "domains": domains}
+
+
+PREDICTION: Json = {
+    "seeds": [0, 1, 2],
+    "calibrated_from": "a probe",
+    "figures": {
+        "throughput_tokens_per_s": {"mean": 900.0, "low": 800.0, "high": 1000.0},
+        "engine_idle_fraction": {"mean": 0.5, "low": 0.45, "high": 0.55},
+    },
+}
+
+
+class Reader(HTMLParser):
+    """Checks that tags balance, and keeps sources and text."""
+
+    VOID = ("meta", "img", "link", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.sources: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.sources += [v or "" for k, v in attrs if k in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(path: Path) -> Reader:
+    reader = Reader()
+    reader.feed(path.read_text())
+    assert not reader.open
+    return reader
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = made(tmp_path_factory.mktemp("runs"), crashes=(5.0,))
+    folder.write("evaluation.json", evaluation())
+    folder.write("prediction.json", PREDICTION)
+    write_report(folder, others=[folder])
+    return folder
+
+
+def test_the_page_stands_alone_and_says_what_to_look_for(folder: RunFolder) -> None:
+    page = read(folder.path / "report.html")
+    assert len(page.sources) == len(PLOTS)
+    assert all(source.startswith("data:image/png;base64,") for source in page.sources)
+    text = " ".join(page.text.split())
+    assert text.count("Look for ") == len(PLOTS) + 1
+    for words in (
+        "Law check: every law",
+        "2 lives",
+        "Predicted against measured",
+        "seed 1",
+        "forge run tiny",
+        "better",
+    ):
+        assert words in text
+    assert "—%" not in text
+
+
+def test_every_picture_lies_beside_the_page(folder: RunFolder) -> None:
+    for name in PLOTS:
+        assert (folder.path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.report.page.PLOTS", {"lag.png": PLOTS["lag.png"]})
+    first, second = (write_report(made(tmp_path / name)).read_bytes() for name in ("a", "b"))
+    assert first == second
+
+
+def test_a_broken_law_is_the_first_thing_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge.report.page.PLOTS", {})  # drawing takes seconds
+    folder = made(tmp_path)
+    lines = folder.trace.read_text().splitlines(keepends=True)
+    lie = next(i for i, line in enumerate(lines) if '"e":"taken"' in line)
+    lines[lie] = re.sub(r'"lag_items":\d+', '"lag_items":99', lines[lie])
+    folder.trace.write_text("".join(lines))
+    assert "laws were broken" in read(write_report(folder)).text
+
+
+def test_a_run_killed_at_once_still_reports(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path, scenario())
+    folder.trace.write_text(ev.encode(ev.RunStarted(t=0.0, schema=1, world="sim", scenario="tiny", seed=1)) + "\n")
+    assert "Simulated run" in read(write_report(folder)).text
+
+
+def test_headline_prefers_held_out_tasks() -> None:
+    summary = summarise(trace_of(scenario()), scenario())
+    labels = [label for label, _ in headline(summary)]
+    assert labels == ["Training reward", "Throughput", "Idle", "Largest lag", "Non-stationarity"]
+    label, text = headline(summary, evaluation())[0]
+    assert label == "Held-out reward"
+    assert re.fullmatch(r"0\.\d{3} → 0\.\d{3} \(\+0\.\d{3} \[\+0\.\d{3}, \+0\.\d{3}\]\)", text)
+
+
+def test_held_out_rows_per_domain_and_in_all() -> None:
+    rows = held_out_rows(evaluation())
+    assert [(r.name, r.tasks) for r in rows] == [("agent", 50), ("reasoning", 50), ("all", 100)]
+    assert rows[2].gain.mean == pytest.approx((rows[0].gain.mean + rows[1].gain.mean) / 2)
+    with pytest.raises(ForgeError, match="needs start"):
+        held_out_rows({"start": {"scores": {"a": 1.0}}})
+    missing = evaluation()
+    del missing["end"]["scores"]["t0"]
+    with pytest.raises(ForgeError, match="same tasks"):
+        held_out_rows(missing)
+
+
+def test_prediction_errors_by_hand() -> None:
+    rows = compare(PREDICTION, {"throughput_tokens_per_s": 750.0, "engine_idle_fraction": None})
+    assert rows[0].error == pytest.approx(0.2)
+    assert (rows[0].low, rows[0].high) == (700.0, 1100.0)  # half width 100 of a mean of 3 is 200 of one run
+    assert rows[0].is_inside is True
+    assert rows[1].error is None
+    assert compare(PREDICTION, {"engine_idle_fraction": 0.4})[1].error == pytest.approx(0.1)
+    with pytest.raises(ForgeError, match="figures"):
+        compare({"throughput": 1}, {})
+
+
+# --- series ------
+
+
+def test_states_of_an_item_by_hand() -> None:
+    """W = 1: item 1 finishes first and is blocked until item 0 is taken."""
+    rows: list[ev.Event] = [
+        ev.Submitted(t=0.0, position=p, domain="a", difficulty=0.0, members=1) for p in range(2)
+    ] + [
+        ev.Finished(t=1.0, position=1, tokens=1, reward=0.0),
+        ev.Finished(t=3.0, position=0, tokens=1, reward=0.0),
+        ev.Taken(t=4.0, position=0, lag_items=0),
+        ev.Taken(t=6.0, position=1, lag_items=1),
+        ev.RunEnded(t=9.0, reason="stopped"),
+    ]
+    run = fold(rows)
+    got = {(s.position, s.state): (s.start_s, s.end_s) for s in series.spans(run, 1)}
+    assert got == {
+        (0, "running"): (0.0, 3.0),
+        (0, "finished"): (3.0, 4.0),
+        (0, "taken"): (4.0, 9.0),
+        (1, "running"): (0.0, 1.0),
+        (1, "blocked"): (1.0, 4.0),
+        (1, "finished"): (4.0, 6.0),
+        (1, "taken"): (6.0, 9.0),
+    }
+    free = {(s.position, s.state) for s in series.spans(run, None)}
+    assert (1, "blocked") not in free
+    counted = series.counts(series.spans(run, 1), np.array([0.5, 2.0, 5.0]))
+    assert {state: n.tolist() for state, n in counted.items()} == {
+        "running": [2, 1, 0],
+        "blocked": [0, 1, 0],
+        "finished": [0, 0, 1],
+        "taken": [0, 0, 1],
+    }
+
+
+def test_busy_shares_add_up_to_the_summary() -> None:
+    given = scenario()
+    events = trace_of(given)
+    run, summary = fold(events), summarise(events, given)
+    edges = np.linspace(0, run.wall_s, 11)
+    engine, trainer = series.busy_shares(run, 2, edges)
+    assert 1 - engine.mean() == pytest.approx(summary["engine_idle_fraction"])
+    assert 1 - trainer.mean() == pytest.approx(summary["trainer_idle_fraction"])
+
+
+# --- several runs ------
+
+
+def measured(folder: RunFolder, throughput: float, predicted: float | None = None) -> None:
+    summary = folder.read("summary.json") or {}
+    folder.write("summary.json", summary | {"throughput_tokens_per_s": throughput})
+    if predicted is not None:
+        figures = {"throughput_tokens_per_s": {"mean": predicted, "low": predicted, "high": predicted}}
+        folder.write("prediction.json", {"seeds": [0], "calibrated_from": None, "figures": figures})
+
+
+@pytest.mark.parametrize(
+    ("strict", "greedy", "predicted", "verdict"),
+    [
+        ([100.0, 101.0, 102.0], [200.0, 201.0, 202.0], (1.0, 2.0), "as predicted"),
+        ([100.0, 101.0, 102.0], [200.0, 201.0, 202.0], (2.0, 1.0), "against the prediction"),
+        ([100.0, 150.0, 200.0], [120.0, 160.0, 220.0], (1.0, 2.0), "intervals overlap"),
+        ([100.0, 101.0, 102.0], [200.0, 201.0, 202.0], (None, 2.0), "no prediction"),
+        ([100.0], [200.0], (1.0, 2.0), "too few seeds"),
+    ],
+)
+def test_order_is_judged_only_where_intervals_part(
+    tmp_path: Path, strict: list[float], greedy: list[float], predicted: tuple[Any, Any], verdict: str
+) -> None:
+    template = made(tmp_path)
+    folders = []
+    for kind, values, guess in (("strict_fifo", strict, predicted[0]), ("greedy", greedy, predicted[1])):
+        for seed, value in enumerate(values):
+            folder = RunFolder.create(tmp_path, scenario(seed=seed, policy={"scheduler": {"kind": kind}}))
+            folder.write("summary.json", (template.read("summary.json") or {}) | {"seed": seed})
+            measured(folder, value, guess)
+            folders.append(folder)
+    groups = gather(folders)
+    order = judge("throughput_tokens_per_s", *groups)
+    assert order is not None
+    assert order.verdict.startswith(verdict)
+    assert order.higher.startswith("greedy")
+
+
+def test_a_comparison_is_written(tmp_path: Path) -> None:
+    folders = [made(tmp_path / "runs", seed=s, kind=k) for k in ("strict_fifo", "fffo") for s in (1, 2)]
+    page = read(write_comparison(folders, tmp_path / "out"))
+    assert "fffo (live)" in page.text
+    assert (tmp_path / "out" / "comparison.png").is_file()
+    assert (tmp_path / "out" / "comparison.json").is_file()
+    with pytest.raises(ForgeError, match="at least two policies"):
+        write_comparison(folders[:2], tmp_path / "out")

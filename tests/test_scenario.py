@@ -1,0 +1,141 @@
+"""Scenario files: what is wrong is one clear line with the key's path; what is right reads back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.scenario import apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
+from forge.types import ForgeError
+
+GOOD = 'name = "x"\nstop = { items = 5 }\ndomains = [{ name = "a" }]\n'
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.toml"
+    path.write_text(GOOD)
+    return path
+
+
+def base(**over: Any) -> dict[str, Any]:
+    return {"name": "x", "stop": {"items": 5}, "domains": [{"name": "a"}]} | over
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"colour": 1}, "src: colour: unknown key"),
+        ({"queue": {"nn": 1}}, "src: queue.nn: unknown key"),
+        ({"policy": {"scheduler": {"kind": "greedy", "fraction": 0.5}}}, "policy.scheduler.fraction: unknown key"),
+        ({"policy": {"planner": {}}}, "policy.planner: unknown key"),
+        ({"queue": {"n": "many"}}, "queue.n = 'many':"),
+        ({"queue": {"n": 2.5}}, "queue.n = 2.5:"),
+        ({"queue": {"n": 0}}, "queue.n = 0:"),
+        ({"stop": {}}, "stop: give at least one of seconds, steps, items"),
+        ({"stop": {"items": 0}}, "stop.items = 0:"),
+        ({"domains": []}, "domains"),
+        ({"domains": [{"name": "a", "weight": -1}]}, "domains.0.weight = -1:"),
+        ({"domains": [{"name": "a"}, {"name": "a"}]}, "a name appears twice"),
+        ({"queue": {"n": 4, "batch": 8, "concurrency": 4}}, "queue would deadlock"),
+        ({"policy": {"sync": {"k": 5}}}, "queue would deadlock"),
+        ({"policy": {"sync": {"k": 0}}}, "k = 0: must be at least 1"),
+        ({"policy": {"sync": {"mode": "never"}}}, "policy.sync.mode = 'never':"),
+        ({"queue": {"n": 8, "concurrency": 9}}, "concurrency = 9 must not exceed n = 8"),
+        ({"policy": {"scheduler": {"kind": "windowed_fifo", "fraction": 1.5}}}, "fraction = 1.5: must lie in (0, 1]"),
+        ({"policy": {"scheduler": {"kind": "windowed_fifo", "fraction": 0}}}, "fraction = 0: must lie in (0, 1]"),
+        ({"policy": {"scheduler": {"kind": "best"}}}, "policy.scheduler"),
+        ({"sim": {"domains": {"a": {"turns": []}}}}, "sim.domains.a.turns"),
+    ],
+)
+def test_a_fault_is_one_line_with_its_path(over: dict[str, Any], message: str) -> None:
+    with pytest.raises(ForgeError) as error:
+        parse(base(**over), "src")
+    lines = str(error.value).splitlines()
+    assert all(line.startswith("src: ") for line in lines)
+    assert message in str(error.value)
+
+
+def test_every_fault_is_told_at_once() -> None:
+    with pytest.raises(ForgeError) as error:
+        parse({"colour": 1, "stop": {"items": 5}, "domains": [{"name": "a"}], "queue": {"n": "x"}}, "src")
+    assert len(str(error.value).splitlines()) == 3  # colour, name missing, queue.n
+    assert "name: missing" in str(error.value)
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="no such scenario file; scenarios that ship"):
+        load(tmp_path / "none.toml")
+    with pytest.raises(ForgeError, match="no such file"):
+        read_toml(tmp_path / "none.toml")
+    with pytest.raises(ForgeError, match="is a folder"):
+        read_toml(tmp_path)
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(ForgeError, match="not valid TOML"):
+        load(tmp_path / "bad.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ForgeError, match="not a text file"):
+        load(tmp_path / "binary.toml")
+
+
+def test_settings_go_over_the_file(good: Path) -> None:
+    given_sets = ["queue.n=16", "queue.batch=4", "seed=7", "policy.scheduler.kind=greedy", "model.path=some/where"]
+    scenario = load(good, given_sets)
+    assert (scenario.queue.n, scenario.queue.batch, scenario.seed) == (16, 4, 7)
+    assert scenario.policy.scheduler.kind == "greedy"
+    assert scenario.model.path == "some/where"
+
+
+def test_another_kind_drops_the_old_ones_keys(good: Path) -> None:
+    sets = ["policy.scheduler.kind=windowed_fifo", "policy.scheduler.fraction=0.5", "policy.scheduler.kind=strict_fifo"]
+    assert load(good, sets).policy.scheduler.kind == "strict_fifo"
+    assert load(good, sets[:2]).shape().window == 16
+
+
+@pytest.mark.parametrize("setting", ["queue.n", "=3", "queue..n=3", ".=1"])
+def test_a_malformed_setting_shows_how_to_write_one(good: Path, setting: str) -> None:
+    with pytest.raises(ForgeError, match=r"write key\.path=value"):
+        load(good, [setting])
+
+
+def test_a_setting_below_a_value_is_refused(good: Path) -> None:
+    with pytest.raises(ForgeError, match="name is not a table"):
+        load(good, ["name.first=1"])
+    with pytest.raises(ForgeError, match=r"queue\.nn: unknown key"):
+        load(good, ["queue.nn=1"])
+
+
+@given(st.integers(-5, 5) | st.booleans() | st.floats(-2, 2) | st.sampled_from(["greedy", "a b", "runs/x.toml"]))
+def test_a_value_is_toml_or_a_bare_word(value: object) -> None:
+    data: dict[str, Any] = {}
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    apply_setting(data, f"a.b={text}")
+    assert data == {"a": {"b": value}}
+
+
+def test_a_policy_file_replaces_policies_and_its_queue_numbers(good: Path, tmp_path: Path) -> None:
+    tuned = parse(base(policy={"scheduler": {"kind": "windowed_fifo", "fraction": 0.5}}), "t").policy
+    path = tmp_path / "policy.toml"
+    path.write_text(policy_toml(tuned, {"n": 20, "concurrency": 10}, comment="tuned\nby a test"))
+    assert path.read_text().startswith("# tuned\n# by a test\n")
+    scenario = load(good, policy=path)
+    assert (scenario.queue.n, scenario.queue.concurrency, scenario.shape().window) == (20, 10, 10)
+    with pytest.raises(ForgeError, match="no such file"):
+        load(good, policy=tmp_path / "none.toml")
+
+
+def test_resolved_reads_back_equal() -> None:
+    scenario = parse(base(policy={"router": {"kind": "round_robin"}}, sim={"domains": {"a": {"reward": 0.7}}}), "src")
+    assert parse(resolved(scenario), "again") == scenario
+
+
+@pytest.mark.parametrize("path", sorted(scenarios_dir().glob("*.toml")), ids=lambda p: p.stem)
+def test_scenarios_that_ship_load_by_name_and_open_with_their_question(path: Path) -> None:
+    assert load(path.stem).name == path.stem
+    opening = path.read_text().split("\n\n")[0].split("name =")[0]
+    assert opening.startswith("#")
+    assert "?" in opening
