@@ -85,11 +85,8 @@ class World:
             bell = self._env.timeout(to_ns(scenario.stop.seconds))
             bell.callbacks.append(lambda _: self._settle())
         self._settle()
-        try:
-            while not self._end.triggered:
-                self._env.step()
-        except simpy.core.EmptySchedule:
-            raise SimError(f"standstill at {self._now()} s: {control.queue.open_items} items are open") from None
+        while not self._end.triggered:
+            self._env.step()
         control.account(self._fleet.usage())
         control.account(ev.RunEnded(t=self._now(), reason="done"))
         return Run(scenario, control, control.events)
@@ -116,6 +113,8 @@ class World:
             self._stopping = self._reached_stop()
         if self._stopping and self._control.queue.open_items == 0:
             self._finish()
+        elif self._stuck():
+            raise SimError(f"standstill at {self._now()} s: {self._control.queue.open_items} items are open")
 
     def _may_submit(self) -> bool:
         queue = self._control.queue
@@ -128,6 +127,12 @@ class World:
             or (stop.steps is not None and control.views.step >= stop.steps)
             or (stop.items is not None and len(control.queue) >= stop.items)
         )
+
+    def _stuck(self) -> bool:
+        """Nothing is under way that could change the queue. Asked, because crashes and repairs go on for ever."""
+        queue, views = self._control.queue, self._control.views
+        under_way = queue.running or queue.training or self._publisher.newest > views.published_step
+        return not under_way and (self._stopping or self._scenario.stop.seconds is None)
 
     def _finish(self) -> None:
         """All work is committed: the last version is published, unasked, and the run ends."""

@@ -58,9 +58,7 @@ def check(scenario: Scenario) -> None:
 
     resolve(scenario.model.path)
     if scenario.queue.group < 2:
-        raise ForgeError(
-            f"queue.group = {scenario.queue.group}: a live run needs 2 or more for a baseline"
-        )
+        raise ForgeError(f"queue.group = {scenario.queue.group}: a live run needs 2 or more for a baseline")
     for domain in scenario.domains:
         get_domain(domain.name)
 

@@ -69,6 +69,10 @@ class Assembly:
 
 def run_live(scenario: Scenario, folder: RunFolder, console: Console, *, resume: bool) -> str:
     """Run to the scenario's stop, or Ctrl-C. Returns "done" or "stopped". Raises ForgeError; the folder resumes."""
+    if resume and folder.trace.is_file():
+        ev.cut_torn_tail(folder.trace)
+    # A life that was killed before its first event left nothing to go on from: the run begins.
+    resume = resume and folder.trace.is_file() and folder.trace.stat().st_size > 0
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_run(scenario, folder, console, resume))
 
@@ -234,8 +238,5 @@ async def evaluate(live: Assembly, label: str) -> None:
 
 
 def last_time(trace: Path) -> float:
-    """Where the run's clock stood when the last life ended; drops a line torn by a kill."""
-    if not trace.is_file():
-        return 0.0
-    ev.cut_torn_tail(trace)
-    return max((event.t for event in ev.read(trace)), default=0.0)
+    """Where the run's clock stood when the last life ended."""
+    return max(event.t for event in ev.read(trace))

@@ -48,7 +48,9 @@ max_context = 256
 def start(*args: str) -> subprocess.Popen[bytes]:
     """`forge` in a process group of its own, so that one signal reaches the whole tree."""
     command = [sys.executable, "-m", "forge", *args]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    log = Path(args[-1]).parent / "chaos.log" if "--resume" in args else Path(args[1]).with_suffix(".log")
+    with log.open("ab") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
 
 
 def lives(folder: Path) -> int:

@@ -122,6 +122,14 @@ def test_a_cancelled_row_ends_with_its_iteration_and_frees_its_slot() -> None:
     assert times == stepped(jobs, [], slots=1)
 
 
+def test_an_iteration_that_has_begun_is_not_changed_even_at_its_first_instant() -> None:
+    instance = Instance(COST, slots=2)
+    instance.add(Request("a", 10, 5), 0)
+    instance.advance(0)
+    instance.add(Request("b", 10, 5), 0)
+    assert instance.due() == COST.iteration_ns(1, 10)
+
+
 def test_a_long_completion_costs_two_calls() -> None:
     _, calls = jumped([Job(0, 10, 100_000)], [], slots=4)
     assert calls == 3  # plan, first token, last token

@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+import simpy
 from hypothesis import given, settings
 from sim_scenarios import build, heavy_tail, scenarios, with_scheduler
 
@@ -19,6 +20,7 @@ from forge.policies import Policies, WindowedFifo
 from forge.queue import ItemQueue
 from forge.scenario import Scenario
 from forge.types import ItemState
+from sim.fleet import Fleet
 from sim.measure import measure
 from sim.workload import Workload
 from sim.world import Run, SimError, fresh, simulate
@@ -213,11 +215,33 @@ class Never(WindowedFifo):
         return None
 
 
-def test_a_policy_that_waits_for_ever_is_an_error_and_no_hang() -> None:
-    scenario = build({"n": 8, "batch": 2, "concurrency": 8, "group": 2})
+@pytest.mark.parametrize("mtbf_s", [None, 3.0])
+def test_a_policy_that_waits_for_ever_is_an_error_and_no_hang(mtbf_s: float | None) -> None:
+    scenario = build({"n": 8, "batch": 2, "concurrency": 8, "group": 2}, sim={"instance_mtbf_s": mtbf_s})
     stuck = scenario.model_copy(update={"policy": Policies(scheduler=Never())})
     with pytest.raises(SimError, match=r"standstill at .* 8 items are open"):
         simulate(stuck)
+
+
+def test_arrivals_of_one_instant_join_the_same_iteration() -> None:
+    """The second is sent by an event that exists only once the first was sent: the instance must not plan between."""
+    scenario = build({"n": 8, "batch": 2, "concurrency": 8, "group": 2})
+    seen: list[ev.Event] = []
+    control = Control(
+        policies=fresh(scenario.policy), shape=scenario.shape(), instances=1, group=2, seed=0, sinks=(seen.append,)
+    )
+    env = simpy.Environment()
+    fleet = Fleet(env, control, scenario, lambda: None)
+
+    def sender() -> Any:
+        yield env.timeout(5)
+        for name in ("a", "b"):
+            fleet.send(request=name, position=0, member=0, turn=0, prompt_tokens=8, tokens=3)
+            yield env.timeout(0)
+
+    env.process(sender())
+    env.run()
+    assert len({e.t for e in of_kind(seen, ev.FirstToken)}) == 1
 
 
 # --- stops ------
