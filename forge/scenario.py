@@ -114,10 +114,9 @@ class Train(Section):
 
 
 class Eval(Section):
-    """Held-out tasks scored with greedy decoding before and after a run, and rarely in between (0: never)."""
+    """Held-out tasks scored with greedy decoding before and after a run (0: none)."""
 
     tasks: Annotated[int, Field(ge=0)] = 0
-    every_s: Seconds = 0.0
 
 
 class SimDomain(Section):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
 from forge import trace as ev
 from forge.control import Control, Sink
-from forge.policies import Policies
 from forge.scenario import Scenario
 from sim.agents import Agents
 from sim.clock import to_ns, to_s
@@ -39,11 +38,6 @@ def simulate(scenario: Scenario, sinks: tuple[Sink, ...] = (), workload: Workloa
     return World(scenario, sinks, workload or Workload(scenario)).run()
 
 
-def fresh(policies: Policies) -> Policies:
-    """New instances of the same configuration: what an earlier run left inside them is gone."""
-    return Policies(**{slot: replace(policy) for slot, policy in policies.slots().items()})
-
-
 class _Recorder(Control):
     """Keeps every event but the policy calls; without sinks those are not even made."""
 
@@ -62,7 +56,7 @@ class World:
         self._scenario = scenario
         self._env: Any = simpy.Environment()
         self._control = _Recorder(
-            policies=fresh(scenario.policy),
+            policies=scenario.policy.fresh(),
             shape=scenario.shape(),
             instances=scenario.engine.instances,
             group=scenario.queue.group,

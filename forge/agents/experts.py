@@ -48,11 +48,11 @@ class Sloppiness:
 PERFECT = Sloppiness()
 SLOPPY = Sloppiness(
     calc_give_up=0.55,
-    calc_wrong_operator=0.25,
+    calc_wrong_operator=0.2,
     shop_give_up=0.55,
-    shop_forget_item=0.2,
-    shop_forget_quantity=0.2,
-    shop_stop_short=0.25,
+    shop_forget_item=0.15,
+    shop_forget_quantity=0.15,
+    shop_stop_short=0.2,
     chain_give_up_per_hop=0.25,
     chain_stop_early=0.15,
     direct_give_up=0.55,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from forge.domains.base import Domain
 from forge.domains.calc import Calc
@@ -18,6 +18,14 @@ DOMAINS: dict[str, Callable[[], Domain]] = {
     "products": products,
     "shop": Shop,
 }
+
+
+def warm_up(names: Iterable[str]) -> None:
+    """Pay now for what a first task costs: a library behind a domain may take seconds to import, and would stop
+    every other episode of an event loop meanwhile."""
+    for name in names:
+        domain = get_domain(name)
+        domain.score(domain.task("train", 0, 0), "")
 
 
 def get_domain(name: str) -> Domain:

@@ -14,7 +14,7 @@ import openai
 
 from forge.agents.loop import ToolClock, run_episode
 from forge.domains.base import Task
-from forge.domains.registry import get_domain
+from forge.domains.registry import get_domain, warm_up
 from forge.scenario import ToolWait
 from forge.types import DeathReason, Outcome
 
@@ -81,6 +81,7 @@ class AgentLoop:
         self.pipe.send(("outcome", outcome))
 
 
-def main(pipe: Connection, seed: int) -> None:
+def main(pipe: Connection, seed: int, domains: list[str]) -> None:
     """Entry point of the child."""
+    warm_up(domains)
     asyncio.run(AgentLoop(pipe, seed).run())

@@ -19,7 +19,7 @@ from rich.console import Console
 from forge import trace as ev
 from forge.control import Control
 from forge.domains.base import Task
-from forge.domains.registry import get_domain
+from forge.domains.registry import get_domain, warm_up
 from forge.gateway.app import create_app
 from forge.gateway.chat import HfChatCodec
 from forge.gateway.server import RunningServer, loop_factory, serve
@@ -38,6 +38,7 @@ from forge.train import checkpoint
 from forge.types import ForgeError
 
 TICK_S = 0.25
+Scores = dict[str, float]
 
 
 class Clock:
@@ -49,6 +50,9 @@ class Clock:
 
     def start(self) -> None:
         self._start = time.monotonic()
+
+    def stop(self) -> None:
+        self.offset, self._start = self(), None
 
     def __call__(self) -> float:
         return self.offset if self._start is None else self.offset + time.monotonic() - self._start
@@ -65,6 +69,7 @@ class Assembly:
     server: RunningServer
     clock: Clock
     watcher: Watcher
+    console: Console
 
 
 def run_live(scenario: Scenario, folder: RunFolder, console: Console, *, resume: bool) -> str:
@@ -78,13 +83,15 @@ def run_live(scenario: Scenario, folder: RunFolder, console: Console, *, resume:
 
 
 async def _run(scenario: Scenario, folder: RunFolder, console: Console, resume: bool) -> str:
-    async with assemble(scenario, folder, resume=resume) as live:
-        if not resume:
-            await evaluate(live, "start")
-        begin(live, resume)
-        reason = await drive(live, console)
+    async with assemble(scenario, folder, console, resume=resume) as live:
+        start = None if resume else await evaluate(live, "start")
+        begin(live, resume, start)
+        reason = await drive(live)
+        live.clock.stop()
+        live.world.account_usage()
         if reason == "done":
-            await evaluate(live, "end")
+            account_evaluation(live, "end", await evaluate(live, "end"))
+        live.world.control.account(ev.RunEnded(t=live.clock(), reason=reason))
         return reason
 
 
@@ -92,7 +99,7 @@ async def _run(scenario: Scenario, folder: RunFolder, console: Console, resume: 
 
 
 @asynccontextmanager
-async def assemble(scenario: Scenario, folder: RunFolder, *, resume: bool) -> AsyncIterator[Assembly]:
+async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, resume: bool) -> AsyncIterator[Assembly]:
     """Start every part; whatever happens, end every child process and close the pool."""
     model = resolve(scenario.model.path)
     codec = HfChatCodec(model, scenario.model.tool_prompt)
@@ -105,7 +112,7 @@ async def assemble(scenario: Scenario, folder: RunFolder, *, resume: bool) -> As
         writer = ev.TraceWriter(folder.trace)
         stack.callback(writer.close)
         control = Control(
-            policies=scenario.policy,
+            policies=scenario.policy.fresh(),
             shape=scenario.shape(),
             instances=scenario.engine.instances,
             group=scenario.queue.group,
@@ -124,7 +131,7 @@ async def assemble(scenario: Scenario, folder: RunFolder, *, resume: bool) -> As
         evaluator = Evaluator(world.backend, world.sampling)
         await start_children(stack, world, evaluator, model, checkpoints)
         world.agents.send("base", server.url, scenario.model.path)
-        yield Assembly(scenario, folder, world, evaluator, server, clock, watcher)
+        yield Assembly(scenario, folder, world, evaluator, server, clock, watcher, console)
 
 
 async def start_children(
@@ -163,10 +170,12 @@ async def start_children(
         else:
             world.on_agents(message)
 
-    world.agents = start("agents", on_agents, agent_worker.main, world.scenario.seed)
+    names = [d.name for d in world.scenario.domains]
+    world.agents = start("agents", on_agents, agent_worker.main, world.scenario.seed, names)
     evaluator.agents = world.agents
     trainer = partial(start, "trainer", world.on_trainer, trainer_worker.main)
     world.trainer = trainer(world.scenario, model, checkpoints)
+    warm_up(names)  # this process draws the tasks
     await world.fleet.start()
     await asyncio.gather(*waiting)
 
@@ -174,13 +183,15 @@ async def start_children(
 # --- the run itself ------
 
 
-def begin(live: Assembly, resume: bool) -> None:
+def begin(live: Assembly, resume: bool, start: Scores | None) -> None:
     """Start the clock and the first events of this life."""
     world, control = live.world, live.world.control
     live.clock.start()
     if not resume:
         seed, name = live.scenario.seed, live.scenario.name
         control.account(ev.RunStarted(t=live.clock(), schema=ev.SCHEMA, world="live", scenario=name, seed=seed))
+        world.account_usage()  # what the engines did before the run, an evaluation say, is no part of it
+        account_evaluation(live, "start", start)
         return
     newest = checkpoint.latest(live.folder.path / "checkpoints")
     position = checkpoint.read(newest) if newest else None
@@ -190,7 +201,7 @@ def begin(live: Assembly, resume: bool) -> None:
     world.resume_items([(i.position, i.attempt, Task(**i.task)) for i in world.pool.running_items()])
 
 
-async def drive(live: Assembly, console: Console) -> str:
+async def drive(live: Assembly) -> str:
     """Until the world is done or somebody presses Ctrl-C."""
     world = live.world
     loop = asyncio.get_running_loop()
@@ -201,7 +212,7 @@ async def drive(live: Assembly, console: Console) -> str:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    progress = Progress(console, live.scenario, world.control, live.watcher, live.clock)
+    progress = Progress(live.console, live.scenario, world.control, live.watcher, live.clock)
     tasks = [loop.create_task(progress.run()), loop.create_task(tick(world))]
     try:
         reason = await world.done
@@ -211,8 +222,6 @@ async def drive(live: Assembly, console: Console) -> str:
         await asyncio.gather(*tasks, return_exceptions=True)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-    world.account_usage()
-    world.control.account(ev.RunEnded(t=live.clock(), reason=reason))
     return reason
 
 
@@ -223,18 +232,28 @@ async def tick(world: LiveWorld) -> None:
         await asyncio.sleep(TICK_S)
 
 
-async def evaluate(live: Assembly, label: str) -> None:
-    """Score the held-out tasks with the weights served now; into `evaluation.json`."""
+async def evaluate(live: Assembly, label: str) -> Scores | None:
+    """Score the held-out tasks with the weights served now; into `evaluation.json`. None without any."""
     scenario = live.scenario
     if not scenario.eval.tasks:
-        return
+        return None
     tasks = held_out(scenario, lambda name, index: get_domain(name).task("held_out", HELD_OUT_SEED, index))
     scores = await live.evaluator.run(tasks, label)
     path = live.folder.path / "evaluation.json"
     known = json.loads(path.read_text()) if path.is_file() else {"decoding": "greedy", "domains": {}}
     known["domains"] = {f"{t.domain}/{t.id}": t.domain for t in tasks}
-    known[label] = {"scores": scores, "mean": sum(scores.values()) / len(scores)}
+    mean = sum(scores.values()) / len(scores)
+    known[label] = {"scores": scores, "mean": mean}
     write_json(path, known)
+    live.console.print(f"held-out reward at the {label}: {mean:.3f} ({len(tasks)} tasks, greedy)", highlight=False)
+    return scores
+
+
+def account_evaluation(live: Assembly, label: str, scores: Scores | None) -> None:
+    if scores:
+        mean, step = sum(scores.values()) / len(scores), live.world.control.views.version
+        event = ev.Evaluated(t=live.clock(), step=step, label=label, mean=mean, tasks=len(scores))
+        live.world.control.account(event)
 
 
 def last_time(trace: Path) -> float:

@@ -81,12 +81,13 @@ class TrainerLoop:
             train_s=trained - prepared,
             data_s=prepared - began,
             io_s=saved - trained,
-            tokens=sum(m.tokens for m in metrics),
+            tokens=sum(group_tokens(group) for group in groups),
             metrics=flat(metrics[-1]) | {"groups_kept": float(len(useful)), "optimiser_steps": float(len(metrics))},
         )
 
 
 def group_tokens(group: Group) -> int:
+    """Tokens of an item as the trainer would forward them: its members' longest contexts, whatever processing drops."""
     return sum(longest_context(member) for member in group)
 
 

@@ -21,6 +21,14 @@ _T95 = (
 # fmt: on
 
 
+def t95(samples: int) -> float:
+    """Student's t for a two-sided 95% interval of a mean of `samples` >= 2 values.
+
+    Beyond the table the normal's quantile and the first term of its expansion in 1/df.
+    """
+    return _T95[samples - 2] if samples - 2 < len(_T95) else 1.96 + 2.5 / (samples - 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """A mean with its 95% bounds over `n` observations. Bounds are None where `n` is too small to have any."""
@@ -65,6 +73,5 @@ def mean_interval(values: Sequence[float]) -> Interval:
     if n < 2:
         return Interval(mean=mean, low=None, high=None, n=n)
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
-    t = _T95[n - 2] if n - 2 < len(_T95) else 1.96 + 2.5 / (n - 1)
-    half = t * math.sqrt(variance / n)
+    half = t95(n) * math.sqrt(variance / n)
     return Interval(mean=mean, low=mean - half, high=mean + half, n=n)

@@ -5,7 +5,7 @@ Adding one: write the class in its slot's module, add it to the slot's union the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from pydantic import Discriminator
@@ -28,6 +28,10 @@ class Policies:
     scheduler: AnyScheduler = field(default_factory=WindowedFifo)
     router: AnyRouter = field(default_factory=LeastLoaded)
     sync: AnySync = field(default_factory=EveryK)
+
+    def fresh(self) -> Policies:
+        """New instances of the same configuration: what an earlier run left inside them is gone."""
+        return Policies(**{slot: replace(policy) for slot, policy in self.slots().items()})
 
     def slots(self) -> dict[str, Any]:
         return {"scheduler": self.scheduler, "router": self.router, "sync": self.sync}

@@ -49,18 +49,18 @@ class Stage:
 
 
 STAGES = (
-    Stage(name="copying", steps=300, first_lr=3e-3, last_lr=2e-3, sloppiness=PERFECT, mix={DRILL: 1.0}),
+    Stage(name="copying", steps=300, first_lr=2e-3, last_lr=1.5e-3, sloppiness=PERFECT, mix={DRILL: 1.0}),
     Stage(
         name="skills",
         steps=600,
         first_lr=2e-3,
         last_lr=2e-4,
         sloppiness=PERFECT,
-        mix={DRILL: 0.1, "calc": 0.25, "products": 0.1, "chain": 0.2, "shop": 0.3, "gcd": 0.05},
+        mix={DRILL: 0.1, "calc": 0.3, "products": 0.1, "chain": 0.15, "shop": 0.3, "gcd": 0.05},
     ),
     Stage(
         name="sloppiness",
-        steps=300,
+        steps=200,
         first_lr=6e-4,
         last_lr=1e-4,
         sloppiness=SLOPPY,

@@ -22,7 +22,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 NAMES = sorted(DOMAINS)
 KNOWN = {
     "calc": "Compute 61*57",
-    "chain": "Follow 1 links from h9",
+    "chain": "Follow links from y11",
     "gcd": "Find the Greatest Common Divisor (GCD) of these numbers: 15, 21. Give only the GCD as your final answer.",
     "products": "Solve the following multiplication: 6 * 7. Give only the result as your final answer.",
     "shop": "Price of 6*bowl+9*pan",

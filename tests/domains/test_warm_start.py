@@ -14,7 +14,17 @@ from forge.agents.experts import opening
 from forge.domains.base import Domain, Task
 from forge.domains.registry import get_domain
 from forge.domains.tools import run_tool
-from forge.train.warm_start import STAGES, batches, labels_of, learning_rate, loss_of, policy, tokenizer
+from forge.train.warm_start import (
+    DRILL,
+    STAGES,
+    backward,
+    batches,
+    demonstrations,
+    labels_of,
+    learning_rate,
+    policy,
+    tokenizer,
+)
 
 ASSET = Path(__file__).parents[2] / "forge" / "assets" / "quickstart"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -79,13 +89,40 @@ def test_the_learning_rate_warms_up_then_falls_to_the_stated_end(stage: Any) -> 
     assert rates[-1] == pytest.approx(stage.last_lr)
 
 
-def test_a_batch_lowers_its_own_loss() -> None:
+def test_a_step_sees_every_domain_in_three_micro_batches_and_lowers_its_loss() -> None:
     torch.manual_seed(0)
     tokens = tokenizer()
     model = policy(len(tokens))
-    ids, labels = next(batches(STAGES[1], tokens, 0))
-    assert ids.shape == labels.shape == (32, ids.shape[1])
-    first = loss_of(model, ids, labels)
-    first.backward()
+    batch = next(batches(STAGES[-1], tokens, 0))
+    assert [ids.shape for ids, _ in batch] == [labels.shape for _, labels in batch]
+    assert [len(ids) for ids, _ in batch] == [16, 16, 16]
+    first = backward(model, batch)
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-    assert loss_of(model, ids, labels) < first
+    assert backward(model, batch) < first
+
+
+def test_micro_batches_add_up_to_the_mean_over_all_spoken_tokens() -> None:
+    torch.manual_seed(0)
+    tokens = tokenizer()
+    model = policy(len(tokens)).double()
+    batch = next(batches(STAGES[-1], tokens, 0))
+    longest = max(ids.shape[1] for ids, _ in batch)
+    merged = tuple(
+        torch.cat(
+            [torch.nn.functional.pad(pair[part], (0, longest - pair[part].shape[1]), value=fill) for pair in batch]
+        )
+        for part, fill in ((0, 0), (1, -100))
+    )
+    backward(model, batch)
+    split = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    backward(model, [(merged[0], merged[1])])
+    for parameter, expected in zip(model.parameters(), split, strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_drill_is_repeated_and_fits_the_copying_stage() -> None:
+    (stage,) = [stage for stage in STAGES if DRILL in stage.mix and len(stage.mix) == 1]
+    user, assistant = next(demonstrations(stage, 0))
+    assert user["role"] == "user"
+    assert assistant == {"role": "assistant", "content": user["content"]}
