@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import traceback
 
-import click
 import typer
 
 from forge.types import ForgeError
@@ -24,23 +23,19 @@ app = typer.Typer(
 
 
 def main() -> int:
-    """Exit code 0, 2 for user errors (one clear line each), 1 for our own, 130 where Ctrl-C cut a command short."""
+    """Exit code 0, 2 for user errors (one clear line each), 1 for our own."""
     from forge.cli import live, quickstart, simulate  # noqa: F401 - each registers its commands
 
     try:
-        result = app(standalone_mode=False)
+        app()
     except ForgeError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         return 2
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (click.Abort, KeyboardInterrupt):
-        print("stopped", file=sys.stderr)
-        return 130
+    except SystemExit as left:  # how typer ends every command, and refuses a wrong option (2)
+        return int(left.code or 0)
     except Exception:
         traceback.print_exc()
         print("error: this is a fault in Forge; please report it with the lines above", file=sys.stderr)
         return 1
-    return int(result or 0)
+    return 0

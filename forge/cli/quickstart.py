@@ -20,6 +20,9 @@ from forge.scenario import Scenario
 
 PROBE_S = 20.0
 PREDICTION_SEEDS = range(5)
+#: Long enough for tens of steps, short enough that the whole sweep takes seconds.
+TUNE_HORIZON_S = 60.0
+TUNE_FRACTIONS = (0.0, 0.15, 0.3, 0.5, 1.0)
 
 
 @app.command()
@@ -67,10 +70,12 @@ def tune_policy(scenario: Scenario, folder: RunFolder, console: Console) -> Scen
     from sim.tune import tune, write
 
     console.print("[bold]2/4[/] tune the train scheduler in the simulator", highlight=False)
-    tuned = tune(scenario, seeds=range(4), console=console)
+    horizon = scenario.stop.model_copy(update={"seconds": TUNE_HORIZON_S})
+    short = scenario.model_copy(update={"stop": horizon})
+    tuned = tune(short, seeds=range(4), fractions=TUNE_FRACTIONS, console=console)
     write(tuned, folder.path / "policy.toml")
     console.print(tuned.why(), highlight=False)
-    return tuned.scenario
+    return tuned.scenario.model_copy(update={"stop": scenario.stop})
 
 
 def predict(scenario: Scenario, folder: RunFolder, console: Console) -> None:

@@ -2,8 +2,7 @@
 
 Any text encodes and decodes back. A tool call costs 8 tokens besides its payload and the end of the turn:
 `<tool_call>` `{"name":"` calc `","arguments":{"` expression `":"` ... `"}}` `</tool_call>`. Numbers are
-cut into pieces of two digits from the left: copied digit by digit, from ten symbols, they took the model far longer
-to learn (after 650 steps of 64 no sum was copied right).
+cut into pieces of two digits from the left: copying one of a hundred symbols is less ambiguous than one of ten.
 """
 
 from __future__ import annotations

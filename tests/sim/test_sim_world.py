@@ -23,7 +23,7 @@ from forge.types import ItemState
 from sim.fleet import Fleet
 from sim.measure import measure
 from sim.workload import Workload
-from sim.world import Run, SimError, fresh, simulate
+from sim.world import Run, SimError, simulate
 
 E = TypeVar("E", bound=ev.Event)
 
@@ -120,7 +120,7 @@ def test_replayed_on_fresh_policies_and_a_fresh_fold_a_trace_gives_the_same_deci
     simulate(scenario, (seen.append,))
     replayed: list[ev.Event] = []
     control = Control(
-        policies=fresh(scenario.policy),
+        policies=scenario.policy.fresh(),
         shape=scenario.shape(),
         instances=scenario.engine.instances,
         group=scenario.queue.group,
@@ -228,7 +228,7 @@ def test_arrivals_of_one_instant_join_the_same_iteration() -> None:
     scenario = build({"n": 8, "batch": 2, "concurrency": 8, "group": 2})
     seen: list[ev.Event] = []
     control = Control(
-        policies=fresh(scenario.policy), shape=scenario.shape(), instances=1, group=2, seed=0, sinks=(seen.append,)
+        policies=scenario.policy.fresh(), shape=scenario.shape(), instances=1, group=2, seed=0, sinks=(seen.append,)
     )
     env = simpy.Environment()
     fleet = Fleet(env, control, scenario, lambda: None)
@@ -285,5 +285,5 @@ def test_throughput_and_non_stationarity_rise_with_the_window() -> None:
 def test_policies_are_fresh_in_every_run() -> None:
     scenario = heavy_tail()
     router = replace(scenario.policy, router=scenario.policy.router)
-    assert fresh(router).scheduler == scenario.policy.scheduler
-    assert fresh(router).scheduler is not scenario.policy.scheduler
+    assert router.fresh().scheduler == scenario.policy.scheduler
+    assert router.fresh().scheduler is not scenario.policy.scheduler

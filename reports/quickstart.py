@@ -1,0 +1,124 @@
+"""Does the quickstart learn, whatever the seed? Runs it for several seeds and puts them side by side.
+
+    .venv/bin/python reports/quickstart.py [--seeds 3] [--runs runs]
+
+Writes reports/quickstart/: results.json, results.md, and the reward curve of every seed (reward.png). With --only-read
+it makes the tables again from run folders given as arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent / "quickstart"
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--seeds", type=int, default=3)
+    arguments.add_argument("--runs", type=Path, default=Path("runs"))
+    arguments.add_argument("--only-read", nargs="+", type=Path)
+    given = arguments.parse_args()
+    folders = given.only_read or [run(seed, given.runs) for seed in range(given.seeds)]
+    write(folders)
+
+
+def run(seed: int, runs: Path) -> Path:
+    command = [sys.executable, "-m", "forge", "quickstart", "--seed", str(seed), "--runs", str(runs)]
+    subprocess.run(command, check=True)
+    return (runs / "latest").resolve()
+
+
+def write(folders: list[Path]) -> None:
+    from forge.metrics.intervals import mean_interval, paired_interval
+    from forge.report.prediction import compare
+    from forge.runs import RunFolder, write_json, write_text
+
+    rows, curves = [], {}
+    for path in folders:
+        folder = RunFolder.open(path)
+        scenario, evals, summary = folder.scenario(), folder.read("evaluation.json"), folder.read("summary.json")
+        prediction, meta = folder.read("prediction.json"), folder.read("meta.json")
+        assert evals is not None
+        assert summary is not None
+        assert prediction is not None
+        assert meta is not None
+        gain = paired_interval(evals["start"]["scores"], evals["end"]["scores"])
+        rows.append(
+            {
+                "seed": scenario.seed,
+                "policy": f"W = {scenario.shape().window} of N = {scenario.queue.n}, C = {scenario.queue.concurrency}",
+                "tasks": gain.n,
+                "start": evals["start"]["mean"],
+                "end": evals["end"]["mean"],
+                "gain": gain.mean,
+                "gain_low": gain.low,
+                "gain_high": gain.high,
+                "steps": summary["steps"],
+                "law_violations": len(summary["law_violations"]),
+                "compared": [
+                    {"key": c.key, "predicted": c.predicted, "measured": c.measured, "error": c.error}
+                    for c in compare(prediction, summary)
+                ],
+                "machine": meta["machine"],
+            }
+        )
+        curves[scenario.seed] = summary["reward"]["curve"]
+    HERE.mkdir(parents=True, exist_ok=True)
+    gains = mean_interval([float(r["gain"]) for r in rows])
+    write_json(HERE / "results.json", {"rows": rows, "gain_over_seeds": [gains.mean, gains.low, gains.high]})
+    write_text(HERE / "results.md", table(rows))
+    picture(curves)
+    print(HERE / "results.md")
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    lines = [
+        "# Quickstart over seeds",
+        "",
+        f"Machine: {rows[0]['machine']}. Made by `python reports/quickstart.py`.",
+        "",
+        "Held-out tasks, greedy decoding; the interval is the paired 95% bootstrap over tasks.",
+        "",
+        "| seed | policy | tasks | start | end | gain | 95% interval | steps |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        interval = f"[{r['gain_low']:.3f}, {r['gain_high']:.3f}]"
+        lines.append(
+            f"| {r['seed']} | {r['policy']} | {r['tasks']} | {r['start']:.3f} | {r['end']:.3f} | {r['gain']:+.3f} "
+            f"| {interval} | {r['steps']} |"
+        )
+    lines += ["", "Predicted before the first training step, and measured:", ""]
+    lines += ["| figure | " + " | ".join(f"seed {r['seed']}" for r in rows) + " |", "|---|" + "---|" * len(rows)]
+    by_seed = [{c["key"]: c for c in r["compared"]} for r in rows]  # type: ignore[attr-defined]
+    for key in by_seed[0]:
+        cells = [f"{c[key]['predicted']:.3g} / {c[key]['measured']:.3g}" for c in by_seed]
+        lines.append(f"| {key} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(curves: dict[int, list[list[float]]]) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from forge.metrics.stats import smooth, smoothing_window
+    from forge.report.plots import STYLE
+
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(7, 3.6))
+        for seed, curve in sorted(curves.items()):
+            rewards = smooth([r for _, _, r in curve], smoothing_window(len(curve)))
+            axes.plot([t for t, _, _ in curve], rewards, label=f"seed {seed}")
+        axes.set(xlabel="seconds of training", ylabel="mean reward of a step's batch", ylim=(0, 1))
+        axes.legend()
+        figure.savefig(HERE / "reward.png", dpi=150, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
