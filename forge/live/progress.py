@@ -79,7 +79,7 @@ class Progress:
         if not self.console.is_terminal:
             while True:
                 await asyncio.sleep(PLAIN_S)
-                self.console.print(self.line(), highlight=False)
+                self.console.print(self.line(), highlight=False, soft_wrap=True)
         with Live(self.render(), console=self.console, auto_refresh=False, transient=True) as live:
             while True:
                 live.update(self.render(), refresh=True)
