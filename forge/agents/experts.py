@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from forge.domains.base import Domain, Task
+from forge.domains.base import Domain, Task, opening
 from forge.domains.tools import run_tool
 from forge.types import ForgeError, Json
 
@@ -145,12 +145,6 @@ EXPERTS: dict[str, Callable[[Task, Random, Sloppiness], Script]] = {
     "products": _products_expert,
     "shop": _shop_expert,
 }
-
-
-def opening(task: Task) -> list[Json]:
-    """The messages a task begins with. An empty system prompt is no message: every token costs time."""
-    system = [{"role": "system", "content": task.system}] if task.system else []
-    return [*system, {"role": "user", "content": task.prompt}]
 
 
 def demonstrate(domain: Domain, task: Task, rng: Random, sloppiness: Sloppiness) -> list[Json]:

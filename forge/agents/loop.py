@@ -11,7 +11,8 @@ from typing import Any
 
 import openai
 
-from forge.domains.base import Domain, Task, ToolError
+from forge.domains.base import Domain, Task, opening
+from forge.domains.tools import run_tool
 from forge.scenario import ToolWait
 from forge.types import DeathReason, Outcome
 
@@ -68,8 +69,7 @@ async def converse(
     client: openai.AsyncOpenAI, model: str, domain: Domain, task: Task, clock: ToolClock, counts: Counts
 ) -> str:
     """The final answer: the first assistant message without tool calls, or "" when the turns run out."""
-    messages: list[Any] = [{"role": "system", "content": task.system}] if task.system else []
-    messages.append({"role": "user", "content": task.prompt})
+    messages: list[Any] = opening(task)
     tools: Any = list(domain.tools(task))
     options: dict[str, Any] = {"tools": tools} if tools else {}
     while counts.turns < domain.max_turns:
@@ -95,10 +95,9 @@ def use_tool(domain: Domain, task: Task, name: str, arguments: str) -> tuple[str
     """(what the model reads back, whether the call failed)."""
     try:
         parsed = json.loads(arguments)
-        if not isinstance(parsed, dict):
-            raise ToolError("arguments must be an object")
-        return domain.call(task, name, parsed), False
     except ValueError:
         return "error: arguments are not JSON", True
-    except ToolError as error:
-        return f"error: {error}", True
+    if not isinstance(parsed, dict):
+        return "error: arguments are not an object", True
+    result, worked = run_tool(domain, task, name, parsed)
+    return result, not worked

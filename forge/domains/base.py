@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from forge.types import Json
+
 Split = Literal["train", "validation", "held_out"]
 
 
@@ -54,3 +56,9 @@ class Domain(Protocol):
     def score(self, task: Task, answer: str) -> float:
         """Outcome reward in [0, 1] of the final answer; any string is allowed."""
         ...
+
+
+def opening(task: Task) -> list[Json]:
+    """The messages a task begins with. An empty system prompt is no message: every token costs time."""
+    system = [{"role": "system", "content": task.system}] if task.system else []
+    return [*system, {"role": "user", "content": task.prompt}]

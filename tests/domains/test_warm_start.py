@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from forge.agents.experts import opening
-from forge.domains.base import Domain, Task
+from forge.domains.base import Domain, Task, opening
 from forge.domains.registry import get_domain
 from forge.domains.tools import run_tool
 from forge.train.warm_start import (
