@@ -11,8 +11,11 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 Message = tuple[Any, ...]
@@ -23,21 +26,30 @@ LEAVE_S = 3.0
 # Two contending OpenMP pools were measured ten times slower than one thread each.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
+#: What a pipe raises once the other side is gone.
+GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+
 
 class Child:
-    """One spawned process. `on_message` and `on_exit` are called in the owner's event loop."""
+    """One spawned process. `on_message` and `on_exit` are called in the owner's event loop.
+
+    A thread reads and another writes, both blocking: an event loop may switch the descriptors it watches to
+    non-blocking, and then a full pipe loses or tears messages.
+    """
 
     def __init__(self, name: str, target: Callable[..., None], *args: Any) -> None:
         for key, value in ONE_THREAD.items():
             os.environ.setdefault(key, value)
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        self._pipe, theirs = context.Pipe()
         self.name = name
-        self._pipe = ours
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watched = False
+        self._outbox: SimpleQueue[Message | None] = SimpleQueue()
         self._process = context.Process(target=_main, args=(theirs, target, args), name=f"forge-{name}", daemon=True)
         self._process.start()
         theirs.close()
+        self._threads = [threading.Thread(target=self._write, name=f"to-{name}", daemon=True)]
+        self._threads[0].start()
 
     @property
     def pid(self) -> int:
@@ -45,42 +57,57 @@ class Child:
         return self._process.pid
 
     def watch(self, on_message: Callable[[Message], None], on_exit: Callable[[], None]) -> None:
-        def readable() -> None:
-            try:
-                while self._pipe.poll():
-                    on_message(self._pipe.recv())
-            except (EOFError, ConnectionResetError):
-                self.unwatch()
-                on_exit()
-
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._pipe.fileno(), readable)
-
-    def unwatch(self) -> None:
-        if self._loop is not None:
-            self._loop.remove_reader(self._pipe.fileno())
-            self._loop = None
+        """Deliver messages to the running event loop from now on; once per child."""
+        self._watched = True
+        arguments = (asyncio.get_running_loop(), on_message, on_exit)
+        self._threads.append(threading.Thread(target=self._read, args=arguments, name=f"from-{self.name}", daemon=True))
+        self._threads[-1].start()
 
     def send(self, *message: Any) -> None:
-        """Messages to a dead child are dropped: its exit is reported once, by `on_exit`."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError, OSError):
-            self._pipe.send(message)
+        """Never blocks. Messages to a dead child are dropped: its exit is reported once, by `on_exit`."""
+        self._outbox.put(message)
 
     def stop(self) -> None:
-        """End the process: it leaves by itself once its pipe is closed, or is killed if it does not.
+        """End the process: it leaves by itself once its pipe is shut, or is killed if it does not.
 
         Everything it owed the world is durable elsewhere or asked for again.
         """
-        self.unwatch()
-        self._pipe.close()
+        self._watched = False
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as ends:
+            ends.shutdown(socket.SHUT_RDWR)
+        self._outbox.put(None)
         self._process.join(LEAVE_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
+        for thread in self._threads:
+            thread.join()
+        self._pipe.close()
+
+    def _write(self) -> None:
+        with contextlib.suppress(*GONE):
+            while (message := self._outbox.get()) is not None:
+                self._pipe.send(message)
+
+    def _read(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_message: Callable[[Message], None],
+        on_exit: Callable[[], None],
+    ) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens any more
+            with contextlib.suppress(*GONE):
+                while True:
+                    loop.call_soon_threadsafe(self._deliver, on_message, self._pipe.recv())
+            loop.call_soon_threadsafe(self._deliver, on_exit)
+
+    def _deliver(self, callback: Callable[..., None], *args: Any) -> None:
+        if self._watched:
+            callback(*args)
 
 
 def _main(pipe: Connection, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(*GONE):
         target(pipe, *args)
