@@ -13,18 +13,18 @@ from sim.candidates import Candidate
 from sim.interval import Interval
 from sim.measure import Figures, intervals
 
-#: Non-stationarity ratios closer than this are the same to us: then the smaller lag bound decides.
-RATIO_STEP = 0.05
+#: Non-stationarities closer than this are the same to us: then the smaller lag bound decides.
+STEP = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """What a choice may cost. `nonstationarity`: largest ratio to strict order at the same N and C, in items' mix.
+    """What a choice may cost. `nonstationarity`: 1 is what random order of the same items would have (DESIGN).
 
     `lag_items`: largest lag bound; None: no limit.
     """
 
-    nonstationarity: float = 1.25
+    nonstationarity: float = 1.0
     lag_items: int | None = None
 
 
@@ -32,28 +32,27 @@ class Budgets:
 class Efficiency:
     """The model of sample efficiency until live runs fit it: reward gained per sample, relative to fresh, mixed data.
 
-    `1 / ((1 + per_lag_step * lag) * (1 + per_ratio * (ratio - 1)))`, lag in trainer steps, ratio = nonstationarity
-    over strict order's. Each parameter is only known to lie in its range.
+    `1 / ((1 + per_lag_step * lag) * (1 + per_excess * max(0, nonstationarity - 1)))`, lag in trainer steps. Each
+    parameter is only known to lie in its range.
     """
 
     per_lag_step: tuple[float, float] = (0.0, 0.05)
-    per_ratio: tuple[float, float] = (0.0, 0.5)
+    per_excess: tuple[float, float] = (0.0, 0.5)
 
-    def range(self, lag_steps: float, ratio: float) -> tuple[float, float]:
+    def range(self, lag_steps: float, nonstationarity: float) -> tuple[float, float]:
         def value(a: float, b: float) -> float:
-            return 1.0 / ((1.0 + a * lag_steps) * (1.0 + b * max(0.0, ratio - 1.0)))
+            return 1.0 / ((1.0 + a * lag_steps) * (1.0 + b * max(0.0, nonstationarity - 1.0)))
 
-        return value(self.per_lag_step[1], self.per_ratio[1]), value(self.per_lag_step[0], self.per_ratio[0])
+        return value(self.per_lag_step[1], self.per_excess[1]), value(self.per_lag_step[0], self.per_excess[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One candidate over all seeds. `ratio`: nonstationarity over strict order's, seed by seed."""
+    """One candidate over all seeds."""
 
     candidate: Candidate
     runs: tuple[Figures, ...]
     figures: dict[str, Interval]
-    ratio: Interval
     j: tuple[float, float]
     feasible: bool
     pareto: bool = False
@@ -74,18 +73,19 @@ class Choice:
 def judge(
     runs: dict[Candidate, tuple[Figures, ...]], batch: int, budgets: Budgets, efficiency: Efficiency
 ) -> list[Judged]:
-    """Figures, ratios and feasibility of every candidate; `runs` are in the order of the seeds."""
+    """Figures and feasibility of every candidate; `runs` are in the order of the seeds.
+
+    Strict order is within the budget of non-stationarity by right: no scheduler can ask for less.
+    """
     judged = []
     for candidate, mine in runs.items():
-        strict = next(r for c, r in runs.items() if (c.n, c.concurrency, c.window) == (*_group(candidate), 1))
-        ratio = Interval.of([_ratio(a, b) for a, b in zip(mine, strict, strict=True)])
         figures = intervals(mine)
         lag_ok = budgets.lag_items is None or candidate.lag_bound <= budgets.lag_items
-        worst, best = efficiency.range(figures["lag_items_mean"].mean / batch, ratio.mean)
+        worst, best = efficiency.range(figures["lag_items_mean"].mean / batch, figures["nonstationarity"].mean)
         speed = figures["trained_tokens_per_s"]
         j = (max(0.0, speed.low) * worst, speed.high * best)
-        feasible = lag_ok and ratio.high <= budgets.nonstationarity
-        judged.append(Judged(candidate, mine, figures, ratio, j, feasible))
+        order_ok = candidate.window == 1 or figures["nonstationarity"].high <= budgets.nonstationarity
+        judged.append(Judged(candidate, mine, figures, j, lag_ok and order_ok))
     return _mark_pareto(judged)
 
 
@@ -95,19 +95,14 @@ def choose(judged: Sequence[Judged]) -> Choice:
     feasible = [j for j in judged if j.feasible]
     fastest = max(feasible, key=lambda j: j.figures["trained_tokens_per_s"].mean)
     tied = [j for j in feasible if _ties(j, fastest)]
-    chosen = min(tied, key=lambda j: (round(j.ratio.mean / RATIO_STEP), j.candidate.lag_bound, j.candidate))
+    chosen = min(tied, key=lambda j: (round(_unrest(j) / STEP), j.candidate.lag_bound, j.candidate))
     best = max(judged, key=lambda j: j.j[0])
     clear = all(j is best or j.j[1] < best.j[0] for j in judged)
     return Choice(chosen, fastest, len(tied), len(feasible), best if clear else None)
 
 
-def _group(candidate: Candidate) -> tuple[int, int]:
-    return candidate.n, candidate.concurrency
-
-
-def _ratio(mine: Figures, strict: Figures) -> float:
-    """1 where strict order itself shows no spread to compare with."""
-    return mine["nonstationarity"] / strict["nonstationarity"] if strict["nonstationarity"] > 0 else 1.0
+def _unrest(judged: Judged) -> float:
+    return judged.figures["nonstationarity"].mean
 
 
 def _ties(one: Judged, fastest: Judged) -> bool:
@@ -120,7 +115,7 @@ def _mark_pareto(judged: list[Judged]) -> list[Judged]:
     """Nothing else is at least as good in throughput, lag and non-stationarity and better in one."""
 
     def costs(j: Judged) -> tuple[float, float, float]:
-        return -j.figures["trained_tokens_per_s"].mean, j.figures["lag_items_max"].mean, j.ratio.mean
+        return -j.figures["trained_tokens_per_s"].mean, j.figures["lag_items_max"].mean, _unrest(j)
 
     def beaten(j: Judged) -> bool:
         mine = costs(j)
@@ -128,4 +123,4 @@ def _mark_pareto(judged: list[Judged]) -> list[Judged]:
             all(a <= b for a, b in zip(costs(o), mine, strict=True)) and costs(o) != mine for o in judged if o is not j
         )
 
-    return [Judged(j.candidate, j.runs, j.figures, j.ratio, j.j, j.feasible, pareto=not beaten(j)) for j in judged]
+    return [Judged(j.candidate, j.runs, j.figures, j.j, j.feasible, pareto=not beaten(j)) for j in judged]

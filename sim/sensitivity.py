@@ -19,7 +19,7 @@ Read = Callable[[Judged], Interval]
 _PANELS: tuple[tuple[str, Read], ...] = (
     ("trained tokens/s", lambda j: j.figures["trained_tokens_per_s"]),
     ("largest lag (items)", lambda j: j.figures["lag_items_max"]),
-    ("non-stationarity / strict order's", lambda j: j.ratio),
+    ("non-stationarity (1: random order)", lambda j: j.figures["nonstationarity"]),
     ("engine idle share", lambda j: j.figures["engine_idle_fraction"]),
     ("trainer idle share", lambda j: j.figures["trainer_idle_fraction"]),
 )

@@ -95,6 +95,11 @@ def test_the_budget_is_held_by_the_upper_bound_not_the_mean() -> None:
     assert chosen(choose(judged(half, half))) == STRICT
 
 
+def test_strict_order_is_within_the_budget_by_right() -> None:
+    far = [figures(500.0, 3.0)] * 3
+    assert chosen(choose(judged(far, far, budget=0.5))) == STRICT
+
+
 def test_ties_go_to_the_less_non_stationary_then_to_the_smaller_lag() -> None:
     half = [figures(120.0, 1.01), figures(200.0, 1.02), figures(310.0, 1.0)]
     full = [figures(110.0, 1.1), figures(220.0, 1.1), figures(300.0, 1.1)]
@@ -111,8 +116,8 @@ def test_j_refuses_to_rank_where_intervals_overlap() -> None:
     assert best.candidate == FULL
 
 
-def test_efficiency_is_an_interval_that_falls_with_lag_and_ratio() -> None:
-    model = Efficiency(per_lag_step=(0.0, 0.1), per_ratio=(0.0, 1.0))
+def test_efficiency_is_an_interval_that_falls_with_lag_and_unrest() -> None:
+    model = Efficiency(per_lag_step=(0.0, 0.1), per_excess=(0.0, 1.0))
     assert model.range(0.0, 1.0) == (1.0, 1.0)
     assert model.range(5.0, 2.0) == (pytest.approx(1 / 3), 1.0)
 
