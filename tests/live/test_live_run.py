@@ -1,0 +1,142 @@
+"""A real live run, small: the shipped model, real agents through the real gateway, a real trainer."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from forge import scenario as scenarios  # noqa: E402
+from forge import trace as ev  # noqa: E402
+from forge.metrics import summarise  # noqa: E402
+from forge.pool.reader import PoolReader  # noqa: E402
+from forge.replay import replay  # noqa: E402
+from forge.runs import RunFolder  # noqa: E402
+from forge.types import Completion, ItemState  # noqa: E402
+from sim.world import simulate  # noqa: E402
+
+SETTINGS = [
+    "queue={n=6,batch=2,concurrency=4,group=4,item_timeout_s=30}",
+    "eval.tasks=10",
+    "engine.instances=2",
+    "policy.router.kind=round_robin",
+]
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def command(root: Path, *settings: str) -> list[str]:
+    sets = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
+    return [sys.executable, "-m", "forge", "run", "quickstart", "--runs", str(root), *sets]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    root = tmp_path_factory.mktemp("runs")
+    done = subprocess.run(command(root, "stop={items=16}"), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return RunFolder.open((root / "latest").resolve())
+
+
+def test_the_folder_tells_all(folder: RunFolder) -> None:
+    summary = folder.read("summary.json")
+    assert summary is not None
+    assert summary["world"] == "live"
+    assert summary["law_violations"] == []
+    assert summary["items_submitted"] == 16
+    assert summary["samples_consumed"] > 0
+    evaluation = folder.read("evaluation.json")
+    assert evaluation is not None
+    assert len(evaluation["start"]["scores"]) == len(evaluation["end"]["scores"]) == 10
+    assert (folder.path / "report.html").stat().st_size > 10_000
+
+
+def test_both_worlds_have_the_same_keys(folder: RunFolder) -> None:
+    scenario = folder.scenario()
+    simulated = summarise(simulate(scenario).events, scenario)
+    assert set(simulated) == set(folder.read("summary.json") or {})
+
+
+def test_every_item_ended_once_and_the_trace_replays(folder: RunFolder) -> None:
+    with PoolReader(folder.path / "pool.sqlite") as pool:
+        counts = pool.counts()
+    assert counts[ItemState.PUBLISHED] + counts[ItemState.DEAD] == 16
+    result = replay(folder)
+    assert result.is_same, result.difference
+    used = Counter(e.instance for e in folder.events() if isinstance(e, ev.Routed))
+    assert set(used) == {0, 1}
+
+
+def test_recorded_logprobs_are_the_models_own(folder: RunFolder) -> None:
+    """Through agents, HTTP, chat template and engine, what is recorded is what the first weights say of those ids."""
+    from transformers import AutoModelForCausalLM
+
+    from forge.models import resolve
+
+    model = AutoModelForCausalLM.from_pretrained(resolve("quickstart"), local_files_only=True)
+    with PoolReader(folder.path / "pool.sqlite") as pool:
+        trajectories = [t for p in pool.positions(ItemState.PUBLISHED)[:4] for t in pool.trajectories(p)]
+    first = [c for t in trajectories for c in t.completions if set(c.versions) == {0}]
+    assert len(first) >= 8
+    for completion in first[:24]:
+        assert recomputed(model, completion) == pytest.approx(completion.logprobs, abs=1e-3)
+
+
+def recomputed(model: object, completion: Completion) -> list[float]:
+    ids = torch.tensor([[*completion.prompt_ids, *completion.sampled_ids]])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(ids).logits[0].float(), dim=-1)  # type: ignore[operator]
+    start = len(completion.prompt_ids)
+    return [float(logprobs[start + i - 1, token]) for i, token in enumerate(completion.sampled_ids)]
+
+
+def test_the_checkpoint_is_a_model_folder(folder: RunFolder) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    newest = sorted((folder.path / "checkpoints").glob("step-*"))[-1]
+    model = AutoModelForCausalLM.from_pretrained(newest, local_files_only=True)
+    assert model.num_parameters() > 800_000
+    assert AutoTokenizer.from_pretrained(newest, local_files_only=True).decode([5])
+
+
+def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "stop={items=24}", "eval.tasks=0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    trace = tmp_path / "latest" / "trace.jsonl"
+    for _ in range(1200):
+        if trace.is_file() and '"e":"committed"' in trace.read_text():
+            break
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "go on with: forge run --resume" in " ".join(output.split())
+    stopped = RunFolder.open((tmp_path / "latest").resolve())
+    assert [e.reason for e in stopped.events() if isinstance(e, ev.RunEnded)] == ["stopped"]
+    resumed = subprocess.run(
+        [sys.executable, "-m", "forge", "run", "--resume", str(stopped.path), "--json"], capture_output=True, text=True
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    summary = json.loads(resumed.stdout.splitlines()[-1])
+    assert summary["lives"] == 2
+    assert summary["items_submitted"] == 24
+    assert summary["law_violations"] == []
+    assert replay(stopped).is_same
+
+
+def test_the_shipped_scenarios_load() -> None:
+    for path in scenarios.scenarios_dir().glob("*.toml"):
+        assert scenarios.load(path).name == path.stem
