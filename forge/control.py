@@ -8,19 +8,31 @@ same object in both worlds, a policy tuned in one deploys unchanged in the other
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forge import trace as ev
 from forge.policies import Policies
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
-from forge.types import DeathReason
+from forge.types import DeathReason, ForgeError
 from forge.views import Views
 
 Sink = Callable[[ev.Event], None]
 
+#: times N: that many items dead in a row, with none finished between them, end a run
+DEATHS_PER_N = 10
+
 _MASK = (1 << 64) - 1
+
+
+_LOOK_AT = {
+    DeathReason.TIMEOUT: "raise queue.item_timeout_s, or lower queue.concurrency or the domains' tool waits",
+    DeathReason.AGENT_CRASH: "see the agents' errors in the pool or the log, or sim.domains.*.death_rate",
+    DeathReason.ENVIRONMENT: "see the domains' tools and their errors",
+    DeathReason.STALE: "see what the policy calls stale",
+    DeathReason.TOO_FEW_SURVIVORS: "see why members die, or raise queue.group",
+}
 
 
 def draw(seed: int, life: int, call: int) -> float:
@@ -34,6 +46,11 @@ def draw(seed: int, life: int, call: int) -> float:
 def fingerprint(view: object) -> int:
     """crc32 of a view's text: enough to see that two worlds saw the same."""
     return zlib.crc32(repr(view).encode())
+
+
+def commonest(reasons: Sequence[DeathReason]) -> DeathReason:
+    """Why an item without enough survivors died: what killed most of its members, given in their order."""
+    return max(reasons, key=reasons.count) if reasons else DeathReason.TOO_FEW_SURVIVORS
 
 
 class Control:
@@ -59,6 +76,7 @@ class Control:
         self.seed = seed
         self.life = 0
         self._calls = 0
+        self._deaths: list[DeathReason] = []  # since an item finished
         self._sinks = sinks
 
     @property
@@ -181,13 +199,22 @@ class Control:
     ) -> None:
         """Every member of an item ended. Fewer than two survivors of a group leave no baseline: it is dead.
 
-        `rewards` are the survivors'; `reason` says what killed the others.
+        `rewards` are the survivors'; `reason` says what killed the others. Raises ForgeError as `die` does.
         """
         if len(rewards) < min(2, self.group):
             self.die(now, position, reason, tokens=tokens)
             return
+        self._deaths.clear()
         mean = sum(rewards) / len(rewards)
         self.account(ev.Finished(t=now, position=position, tokens=tokens, reward=mean))
 
     def die(self, now: float, position: int, reason: DeathReason, *, tokens: int) -> None:
+        """Raises ForgeError, with the death accounted, where nothing but deaths happens: such a run need never end."""
         self.account(ev.Dead(t=now, position=position, reason=reason.value, tokens=tokens))
+        self._deaths.append(reason)
+        if len(self._deaths) >= DEATHS_PER_N * self.queue.shape.n:
+            worst = commonest(self._deaths)
+            raise ForgeError(
+                f"{len(self._deaths)} items died in a row and none finished, most of them of {worst.value!r}: "
+                f"{_LOOK_AT[worst]}"
+            )

@@ -29,13 +29,17 @@ LATEST = "latest"
 FILES = {
     "README.txt": "this list",
     "scenario.resolved.json": "the scenario with every value spelled out; `forge replay` and `--resume` read it",
-    "policy.toml": "the policies this run deployed; give it to another run with --policy",
+    "policy.toml": "the policies and queue numbers this run deployed; give it to another run with --policy",
     "trace.jsonl": "every event of the run, one JSON object a line; `forge replay` repeats every decision from it",
     "summary.json": "the figures: throughput, lag, idle shares, reward, yield; the same keys simulated and live",
     "meta.json": "real start and elapsed time of every life, the machine, versions, the command",
     "prediction.json": "what the simulator predicted of this run, written before the first training step",
     "evaluation.json": "score of every held-out task before and after training",
     "report.html": "the report: open it in a browser; its pictures are the *.png files here",
+    "calibration.toml": "the simulator's model of this machine, fitted to the probe; use it with --calibration",
+    "tune.json": "every candidate that tuning tried, and why it was or was not chosen",
+    "sensitivity.png": "throughput, lag, idle time and non-stationarity of those candidates against the window",
+    "probe/": "the short live run that calibration measured: a run folder of its own",
     "pool.sqlite": "the data pool of a live run: items and trajectories; `--resume` goes on from it",
     "checkpoints/": "model, optimiser and pool position of a live run; newest last",
 }
@@ -82,7 +86,9 @@ class RunFolder:
         """
         folder = cls(_new_folder(Path(root), scenario.name))
         write_json(folder.path / "scenario.resolved.json", resolved(scenario))
-        write_text(folder.path / "policy.toml", policy_toml(scenario.policy, comment=f"deployed by {scenario.name}"))
+        queue = {"n": scenario.queue.n, "concurrency": scenario.queue.concurrency}
+        deployed = policy_toml(scenario.policy, queue, comment=f"deployed by {scenario.name}")
+        write_text(folder.path / "policy.toml", deployed)
         listing = "".join(f"{name:<24}{what}\n" for name, what in FILES.items())
         write_text(folder.path / "README.txt", f"A run of Forge. Not every run makes every file.\n\n{listing}")
         folder.begin_life(command)

@@ -29,7 +29,7 @@ KINDS = {cls().kind for slot in (AnyScheduler, AnyRouter) for cls in get_args(ge
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Stop(Section):
@@ -45,6 +45,14 @@ class Stop(Section):
             raise ValueError("give at least one of seconds, steps, items")
         return self
 
+    def reached(self, seconds: float, steps: int, items: int) -> bool:
+        """Of a run that has lasted `seconds`, committed `steps` and submitted `items`."""
+        return (
+            (self.seconds is not None and seconds >= self.seconds)
+            or (self.steps is not None and steps >= self.steps)
+            or (self.items is not None and items >= self.items)
+        )
+
 
 class Queue(Section):
     """N, P, C and the group size, all in items but the last. An item is one prompt group of `group` members."""
@@ -53,7 +61,7 @@ class Queue(Section):
     batch: Positive = 8
     concurrency: Positive = 16  # items under way at once, C <= N
     group: Positive = 8
-    lag_budget: Positive | None = None  # L, items; tuning keeps N + W - 2 <= L
+    lag_budget: Positive | None = None  # L, items: N + W - 2 <= L; only tuning may start from a larger lag
     item_timeout_s: Annotated[float, Field(gt=0)] = 60.0
 
     @model_validator(mode="after")
@@ -169,8 +177,6 @@ class Sim(Section):
 class Live(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port
-    agent_processes: Positive = 1
-    max_turns: Positive | None = None  # caps the domain's own
 
 
 class Scenario(Section):
@@ -195,7 +201,23 @@ class Scenario(Section):
         names = [d.name for d in self.domains]
         if len(set(names)) != len(names):
             raise ValueError(f"domains: a name appears twice in {names}")
+        if strangers := sorted(set(self.sim.domains) - set(names)):
+            raise ValueError(f"sim.domains.{strangers[0]}: no domain of the mix has that name; there are {names}")
         return self
+
+    def check_lag_budget(self) -> None:
+        """Raises ForgeError where the policies allow more lag than `queue.lag_budget`."""
+        budget, bound = self.queue.lag_budget, self.shape().lag_items_bound
+        if budget is None:
+            return
+        if bound is None:
+            kind = self.policy.scheduler.kind
+            raise ForgeError(f"queue.lag_budget = {budget}: {kind} has no window, so no bound; leave the budget out")
+        if bound > budget:
+            raise ForgeError(
+                f"queue.lag_budget = {budget}: N + W - 2 = {bound} items of lag are possible; lower queue.n or the "
+                f"scheduler's window, or let `forge tune` choose them"
+            )
 
     def shape(self) -> QueueShape:
         """The queue's numbers under this scenario's policies. Raises ForgeError outside the validity condition."""
@@ -220,9 +242,14 @@ def load(
     sets: Sequence[str] = (),
     policy: str | Path | None = None,
     calibration: str | Path | None = None,
+    *,
+    tuning: bool = False,
 ) -> Scenario:
     """Read a scenario file (or the name of one that ships), and put over it, in this order: the [sim] section of a
-    calibration file, a policy file, `key=value` settings."""
+    calibration file, a policy file, `key=value` settings.
+
+    `tuning`: the lag budget is what is to be reached, so it may still be exceeded.
+    """
     data = read_toml(find(path))
     if calibration is not None:
         fitted = read_toml(Path(calibration))
@@ -232,11 +259,17 @@ def load(
     if policy is not None:
         tuned = read_toml(Path(policy))
         queue = tuned.pop("queue", {})
+        for source, table in ((policy, queue), (path, data.setdefault("queue", {}))):
+            if not isinstance(table, dict):
+                raise ForgeError(f"{source}: queue = {table!r}: must be a table")
         data["policy"] = tuned
-        data["queue"] = {**data.get("queue", {}), **queue}
+        data["queue"] |= queue
     for setting in sets:
         apply_setting(data, setting)
-    return parse(data, str(path))
+    scenario = parse(data, str(path))
+    if not tuning:
+        scenario.check_lag_budget()
+    return scenario
 
 
 def find(path: str | Path) -> Path:
@@ -253,9 +286,8 @@ def find(path: str | Path) -> Path:
 
 
 def scenarios_dir() -> Path:
-    """`scenarios/` of a checkout, or the copy inside an installed package."""
-    inside = Path(str(resources.files("forge"))) / "scenarios"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "scenarios"
+    """Of an installed package; in a checkout a link to the folder at its root."""
+    return Path(str(resources.files("forge"))) / "scenarios"
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -274,7 +306,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def apply_setting(data: dict[str, Any], setting: str) -> None:
     """Put `a.b.c=value` into nested tables. The value is TOML; a bare word is a string.
 
-    Changing a policy's `kind` drops the old kind's other keys, which the new one would not know.
+    Changing the `kind` of a policy or a processor drops the old kind's other keys, which the new one would not know.
     """
     key, eq, text = setting.partition("=")
     parts = key.strip().split(".")
@@ -289,7 +321,8 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise ForgeError(f"--set {setting}: {'.'.join(parts[: depth + 1])} is not a table")
-    if parts[-1] == "kind" and table.get("kind") != value:
+    of_kinds = parts[0] == "policy" or parts[:2] in (["train", "process"], ["train", "batches"])
+    if of_kinds and parts[-1] == "kind" and table.get("kind") != value:
         table.clear()
     table[parts[-1]] = value
 

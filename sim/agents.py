@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge import trace as ev
-from forge.control import Control
+from forge.control import Control, commonest
 from forge.scenario import Scenario
 from forge.types import DeathReason
 from sim.clock import to_ns, to_s
@@ -26,6 +26,7 @@ class Member:
     tokens: int = 0
     tool_wait_s: float = 0.0
     done: bool = False
+    death: DeathReason | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -134,13 +135,10 @@ class Agents:
             last = member.work.turns[-1]
             item.train_tokens += last.prompt_tokens + last.sampled_tokens
         if all(m.done for m in item.members):
-            item.ended = True
-            self.train_tokens[item.position] = item.train_tokens
-            tokens = sum(m.tokens for m in item.members)
-            self._control.finish(self._now(), item.position, tokens=tokens, rewards=item.rewards)
-            self._on_end()
+            self._end(item)
 
     def _time_out(self, item: Item) -> None:
+        """Members still under way die of it. All began together, so the item ends here, with who has survived."""
         if item.ended:
             return
         item.ended = True
@@ -149,12 +147,22 @@ class Agents:
                 self._account_member(item, member, DeathReason.TIMEOUT)
                 if member.call is not None:
                     self._fleet.cancel(member.call)
-        tokens = sum(m.tokens for m in item.members)
-        self._control.die(self._now(), item.position, DeathReason.TIMEOUT, tokens=tokens)
+        self._end(item)
+
+    def _end(self, item: Item) -> None:
+        item.ended = True
+        self.train_tokens[item.position] = item.train_tokens
+        self._control.finish(
+            self._now(),
+            item.position,
+            tokens=sum(m.tokens for m in item.members),
+            rewards=item.rewards,
+            reason=commonest([m.death for m in item.members if m.death is not None]),
+        )
         self._on_end()
 
     def _account_member(self, item: Item, member: Member, reason: DeathReason | None) -> None:
-        member.done = True
+        member.done, member.death = True, reason
         self._control.account(
             ev.MemberDone(
                 t=self._now(),

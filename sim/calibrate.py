@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist, fmean
 
 import numpy as np
 import tomli_w
 
 from forge import trace as ev
-from forge.scenario import DomainMix, Scenario, Sim, SimDomain, ToolWait, parse
+from forge.scenario import DomainMix, Scenario, Sim, SimDomain, Stop, ToolWait
 from forge.types import ForgeError
 from sim.fit import fit_core, fit_domain, fit_line, shared_variance, usage_rows
 from sim.measure import intervals, measure
@@ -38,14 +36,6 @@ class Calibration:
 
     sim: Sim
     quality: Quality
-
-
-def load_run(folder: Path) -> tuple[list[ev.Event], Scenario]:
-    """Events and scenario of a run folder. Raises ForgeError where it is none."""
-    resolved = folder / "scenario.resolved.json"
-    if not resolved.is_file():
-        raise ForgeError(f"{folder}: not a run folder; it has no scenario.resolved.json")
-    return list(ev.read(folder / "trace.jsonl")), parse(json.loads(resolved.read_text("utf-8")), str(resolved))
 
 
 def calibrate(events: Sequence[ev.Event], scenario: Scenario, source: str | None = None) -> Calibration:
@@ -184,10 +174,15 @@ def mean_wait(wait: ToolWait) -> float:
 
 
 def _check_run(events: Sequence[ev.Event], scenario: Scenario, quality: Quality) -> None:
-    """Simulate the calibrated scenario beside the run it came from."""
+    """Simulate the calibrated scenario beside the run it came from, which may have been a shorter one: items are
+    submitted for as long as they were in the trace, and what is then under way ends."""
     measured = measure(events, scenario)
+    last = max(e.t for e in events if isinstance(e, ev.Submitted))
+    scenario = scenario.model_copy(update={"stop": Stop(seconds=last + 1e-6)})
     runs = [measure(simulate(with_seed(scenario, seed)).events, scenario) for seed in range(3)]
     simulated = intervals(runs)
     for key in CHECKED:
+        if key not in measured or key not in simulated:
+            continue
         quality[f"measured.{key}"] = measured[key]
         quality[f"simulated.{key}"] = simulated[key].mean

@@ -7,11 +7,12 @@ whose width is mostly the luck of the draw that they share.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from forge.types import ForgeError
 from sim.candidates import Candidate
 from sim.interval import Interval
-from sim.measure import Figures, intervals
+from sim.measure import KEYS, Figures, intervals
 
 #: Non-stationarities closer than this are the same to us: then the smaller lag bound decides.
 STEP = 0.05
@@ -48,14 +49,19 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One candidate over all seeds."""
+    """One candidate over all seeds. `reason`: why it may not be chosen; None: it is feasible. `j` is None where a
+    figure is missing."""
 
     candidate: Candidate
     runs: tuple[Figures, ...]
     figures: dict[str, Interval]
-    j: tuple[float, float]
-    feasible: bool
+    j: tuple[float, float] | None
+    reason: str | None
     pareto: bool = False
+
+    @property
+    def feasible(self) -> bool:
+        return self.reason is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +86,51 @@ def judge(
     judged = []
     for candidate, mine in runs.items():
         figures = intervals(mine)
-        lag_ok = budgets.lag_items is None or candidate.lag_bound <= budgets.lag_items
-        worst, best = efficiency.range(figures["lag_items_mean"].mean / batch, figures["nonstationarity"].mean)
-        speed = figures["trained_tokens_per_s"]
-        j = (max(0.0, speed.low) * worst, speed.high * best)
-        order_ok = candidate.window == 1 or figures["nonstationarity"].high <= budgets.nonstationarity
-        judged.append(Judged(candidate, mine, figures, j, lag_ok and order_ok))
+        reason = _refusal(candidate, figures, budgets)
+        judged.append(Judged(candidate, mine, figures, _j(figures, batch, efficiency), reason))
     return _mark_pareto(judged)
+
+
+def _missing(figures: dict[str, Interval]) -> list[str]:
+    return [key for key in KEYS if key not in figures]
+
+
+def _refusal(candidate: Candidate, figures: dict[str, Interval], budgets: Budgets) -> str | None:
+    if missing := _missing(figures):
+        return f"its runs are too short to have {', '.join(missing)}"
+    if budgets.lag_items is not None and candidate.lag_bound > budgets.lag_items:
+        return f"lag of up to {candidate.lag_bound} items, above the budget of {budgets.lag_items}"
+    unrest = figures["nonstationarity"].high
+    if candidate.window > 1 and unrest > budgets.nonstationarity:
+        return f"non-stationarity of up to {unrest:.3g}, above the budget of {budgets.nonstationarity:g}"
+    return None
+
+
+def _j(figures: dict[str, Interval], batch: int, efficiency: Efficiency) -> tuple[float, float] | None:
+    if _missing(figures):
+        return None
+    worst, best = efficiency.range(figures["lag_items_mean"].mean / batch, figures["nonstationarity"].mean)
+    speed = figures["trained_tokens_per_s"]
+    return max(0.0, speed.low) * worst, speed.high * best
 
 
 def choose(judged: Sequence[Judged]) -> Choice:
     """The most trained tokens per second within the budgets; among those that tie with it the least non-stationary,
-    then the smallest lag bound. Strict order is always feasible, so there always is one."""
+    then the smallest lag bound. Strict order keeps the budgets by right: only runs that are too short leave nothing to
+    choose, which is a ForgeError."""
     feasible = [j for j in judged if j.feasible]
+    if not feasible:
+        raise ForgeError(f"stop: no candidate can be judged: {judged[0].reason}; let the scenario run for longer")
     fastest = max(feasible, key=lambda j: j.figures["trained_tokens_per_s"].mean)
     tied = [j for j in feasible if _ties(j, fastest)]
     chosen = min(tied, key=lambda j: (round(_unrest(j) / STEP), j.candidate.lag_bound, j.candidate))
-    best = max(judged, key=lambda j: j.j[0])
-    clear = all(j is best or j.j[1] < best.j[0] for j in judged)
-    return Choice(chosen, fastest, len(tied), len(feasible), best if clear else None)
+    return Choice(chosen, fastest, len(tied), len(feasible), _clear_winner(judged))
+
+
+def _clear_winner(judged: Sequence[Judged]) -> Judged | None:
+    ranges = [(j.j, j) for j in judged if j.j is not None]
+    (low, _), best = max(ranges, key=lambda pair: pair[0][0])
+    return best if all(j is best or high < low for (_, high), j in ranges) else None
 
 
 def _unrest(judged: Judged) -> float:
@@ -117,10 +149,9 @@ def _mark_pareto(judged: list[Judged]) -> list[Judged]:
     def costs(j: Judged) -> tuple[float, float, float]:
         return -j.figures["trained_tokens_per_s"].mean, j.figures["lag_items_max"].mean, _unrest(j)
 
-    def beaten(j: Judged) -> bool:
-        mine = costs(j)
-        return any(
-            all(a <= b for a, b in zip(costs(o), mine, strict=True)) and costs(o) != mine for o in judged if o is not j
-        )
+    known = {j.candidate: costs(j) for j in judged if not _missing(j.figures)}
 
-    return [Judged(j.candidate, j.runs, j.figures, j.j, j.feasible, pareto=not beaten(j)) for j in judged]
+    def beaten(mine: tuple[float, float, float]) -> bool:
+        return any(all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in known.values())
+
+    return [replace(j, pareto=j.candidate in known and not beaten(known[j.candidate])) for j in judged]

@@ -51,19 +51,24 @@ def fit_line(columns: Array, y: Array) -> Line:
 
 
 def usage_rows(events: Sequence[ev.Event]) -> Array:
-    """Deltas between consecutive usage events of each instance: [busy_s, steps, decode tokens, prefill tokens]."""
+    """Deltas between consecutive usage events of each instance: [busy_s, steps, decode tokens, prefill tokens].
+
+    What engines had done before the first item, in an evaluation say, is where their counters begin.
+    """
+    submitted = False
     rows: list[tuple[float, ...]] = []
     last: dict[int, tuple[float, ...]] = {}
     for event in events:
         if isinstance(event, ev.Resumed):
             last = {}  # counters begin anew with the life
+        submitted = submitted or isinstance(event, ev.Submitted)
         if not isinstance(event, ev.Usage):
             continue
         counters = zip(event.busy_s, event.steps, event.decode_tokens, event.prefill_tokens, strict=True)
         for i, now in enumerate(counters):
             delta = tuple(a - b for a, b in zip(now, last.get(i, (0.0,) * 4), strict=True))
             last[i] = tuple(map(float, now))
-            if delta[0] > 0 and delta[1] > 0:
+            if submitted and delta[0] > 0 and delta[1] > 0:
                 rows.append(delta)
     return np.array(rows, dtype=np.float64).reshape(-1, 4)
 

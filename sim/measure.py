@@ -27,11 +27,11 @@ KEYS = (
 
 
 def measure(events: Sequence[ev.Event], scenario: Scenario) -> Figures:
-    """The figures of a run; 0 where it is too short to have one."""
+    """The figures of a run, without those that it is too short to have."""
     summary = summarise(events, scenario)
-    return {key: float(summary[key] or 0.0) for key in KEYS}
+    return {key: float(summary[key]) for key in KEYS if summary[key] is not None}
 
 
 def intervals(runs: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
-    """Figure by figure over the seeds."""
-    return {key: Interval.of([run[key] for run in runs]) for key in runs[0]}
+    """Figure by figure over the seeds; only figures that every run has."""
+    return {key: Interval.of([run[key] for run in runs]) for key in runs[0] if all(key in run for run in runs)}

@@ -51,6 +51,10 @@ class Paths:
     def all(self) -> list[Path]:
         return [path for members in self.items.values() for path in members.values()]
 
+    def member(self, event: ev.Routed | ev.MemberDone) -> Path | None:
+        """None where the trace lacks its submission: a life's last lines may be lost."""
+        return self.items.get(event.position, {}).get(event.member)
+
 
 def read_paths(events: Iterable[ev.Event]) -> Paths:
     paths = Paths()
@@ -62,15 +66,16 @@ def read_paths(events: Iterable[ev.Event]) -> Paths:
                 paths.items[event.position] = {m: Path(event.domain, event.t) for m in members}
                 paths.difficulties.setdefault(event.domain, []).append(event.difficulty)
             case ev.Routed():
-                path = paths.items[event.position][event.member]
-                under_way[event.request] = (path, Ask(event.turn, event.t, event.prompt_tokens))
+                if path := paths.member(event):
+                    under_way[event.request] = (path, Ask(event.turn, event.t, event.prompt_tokens))
             case ev.Completed() if event.request in under_way:
                 path, ask = under_way.pop(event.request)
                 ask.completed_s, ask.tokens = event.t, event.tokens
                 if event.finish in ANSWERED:
                     path.asks.append(ask)
             case ev.MemberDone():
-                paths.items[event.position][event.member].done = event
+                if path := paths.member(event):
+                    path.done = event
             case _:
                 pass
     return paths

@@ -14,14 +14,14 @@ from sim.interval import Interval
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-Read = Callable[[Judged], Interval]
+Read = Callable[[Judged], Interval | None]  # None: its runs are too short
 
 _PANELS: tuple[tuple[str, Read], ...] = (
-    ("trained tokens/s", lambda j: j.figures["trained_tokens_per_s"]),
-    ("largest lag (items)", lambda j: j.figures["lag_items_max"]),
-    ("non-stationarity (1: random order)", lambda j: j.figures["nonstationarity"]),
-    ("engine idle share", lambda j: j.figures["engine_idle_fraction"]),
-    ("trainer idle share", lambda j: j.figures["trainer_idle_fraction"]),
+    ("trained tokens/s", lambda j: j.figures.get("trained_tokens_per_s")),
+    ("largest lag (items)", lambda j: j.figures.get("lag_items_max")),
+    ("non-stationarity (1: random order)", lambda j: j.figures.get("nonstationarity")),
+    ("engine idle share", lambda j: j.figures.get("engine_idle_fraction")),
+    ("trainer idle share", lambda j: j.figures.get("trainer_idle_fraction")),
 )
 _STYLES = ("-", "--", ":", "-.")
 
@@ -31,7 +31,8 @@ def plot(judged: Sequence[Judged], chosen: Judged, title: str, path: Path) -> No
     figure, axes = plt.subplots(2, 3, figsize=(14, 7.5), layout="constrained")
     for axis, (label, read) in zip(axes.flat, _PANELS, strict=False):
         _panel(axis, judged, read)
-        axis.plot(_window(chosen), read(chosen).mean, "k*", markersize=14, label="chosen", zorder=5)
+        if star := read(chosen):
+            axis.plot(_window(chosen), star.mean, "k*", markersize=14, label="chosen", zorder=5)
         axis.set_title(label, fontsize=10)
         axis.set_xlabel("window W (items)")
         axis.grid(alpha=0.3)
@@ -48,7 +49,8 @@ def _panel(axis: Any, judged: Sequence[Judged], read: Read) -> None:
         mine = [j for j in judged if j.candidate.n == n]
         for k, c in enumerate(sorted({j.candidate.concurrency for j in mine})):
             line = sorted((j for j in mine if j.candidate.concurrency == c), key=_window)
-            windows, values = [_window(j) for j in line], [read(j) for j in line]
+            points = [(_window(j), value) for j in line if (value := read(j))]
+            windows, values = [at for at, _ in points], [value for _, value in points]
             style: dict[str, Any] = {"color": f"C{i % 10}", "linestyle": _STYLES[k % len(_STYLES)]}
             axis.plot(windows, [v.mean for v in values], marker="o", markersize=4, label=f"N={n}, C={c}", **style)
             low, high = [v.low for v in values], [v.high for v in values]

@@ -67,7 +67,7 @@ def tune(
 ) -> Tuned:
     """Sweep and choose. Every candidate meets the same work, seed by seed. `workers` None: one per core.
 
-    Raises ForgeError for fewer than two seeds or a lag budget that leaves no candidate.
+    Raises ForgeError for fewer than two seeds, a lag budget that leaves no candidate, or runs too short to be judged.
     """
     if len(set(seeds)) < 2:
         raise ForgeError(f"seeds = {list(seeds)}: give at least two different ones; one has no confidence interval")
@@ -131,9 +131,10 @@ def _row(judged: Judged) -> dict[str, Any]:
         "fraction": c.fraction,
         "lag_items_bound": c.lag_bound,
         "feasible": judged.feasible,
+        "infeasible_reason": judged.reason,
         "pareto": judged.pareto,
         "figures": {key: value.to_dict() for key, value in judged.figures.items()},
-        "j_interval": list(judged.j),
+        "j_interval": None if judged.j is None else list(judged.j),
     }
 
 

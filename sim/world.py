@@ -33,6 +33,7 @@ class Run:
 def simulate(scenario: Scenario, sinks: tuple[Sink, ...] = (), workload: Workload | None = None) -> Run:
     """Run a scenario to its end. The same scenario gives the same events, to the byte.
 
+    Raises ForgeError where items do nothing but die.
     `workload` saves drawing the work again where several policies meet the same.
     """
     return World(scenario, sinks, workload or Workload(scenario)).run()
@@ -115,12 +116,8 @@ class World:
         return queue.running < self._scenario.queue.concurrency and queue.may_submit()
 
     def _reached_stop(self) -> bool:
-        stop, control = self._scenario.stop, self._control
-        return (
-            (stop.seconds is not None and self._now() >= stop.seconds)
-            or (stop.steps is not None and control.views.step >= stop.steps)
-            or (stop.items is not None and len(control.queue) >= stop.items)
-        )
+        control = self._control
+        return self._scenario.stop.reached(self._now(), control.views.step, len(control.queue))
 
     def _stuck(self) -> bool:
         """Nothing is under way that could change the queue. Asked, because crashes and repairs go on for ever."""

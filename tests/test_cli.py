@@ -30,7 +30,7 @@ def forge(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
         (["sim", "nowhere.toml"], "nowhere.toml: no such scenario file; scenarios that ship: quickstart"),
         (["sim", "quickstart", "--set", "queue.nn=3"], "queue.nn: unknown key"),
         (["sim", "quickstart", "--set", "queue.n=many"], "queue.n = 'many'"),
-        (["sim", "quickstart", "--set", "queue.n=4"], "concurrency = 16 must not exceed n = 4"),
+        (["sim", "quickstart", "--set", "queue.n=4"], "concurrency = 24 must not exceed n = 4"),
         (["sim", "quickstart", "--set", "queue.batch=99"], "queue would deadlock"),
         (["sim", "quickstart", "--set", "policy.scheduler.fraction=1.5"], "fraction = 1.5: must lie in (0, 1]"),
         (["sim", "quickstart", "--set", "policy.scheduler.kind=magic"], "'strict_fifo', 'greedy', 'fffo'"),
@@ -48,9 +48,14 @@ def forge(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
             ["run", "quickstart", "--set", 'domains=[{name="chess"}]'],
             "domain 'chess' is not known; known domains: calc",
         ),
+        (["run", "quickstart", "--set", "engine.max_context=4096"], "engine.max_context = 4096: model 'quickstart'"),
+        (["run", "quickstart", "--set", "queue.group=1"], "queue.group = 1"),
         (["serve", "gpt-17"], "model.path = 'gpt-17': no such model"),
         (["model", "get", "gpt-17"], "only smollm2"),
         (["nonsense"], "No such command"),
+        (["sim", "quickstart", "--set", "stop.seconds=inf"], "stop.seconds = inf: Input should be a finite number"),
+        (["tune", "quickstart", "-o", "/dev/null/policy.toml"], "/dev/null/policy.toml: cannot be written"),
+        (["tune", "quickstart", "-o", "/"], "/: cannot be written: it is a folder"),
         (["tune", "quickstart", "--seeds", "1"], "Invalid value for '--seeds'"),
     ],
 )
@@ -102,6 +107,11 @@ def test_sim_then_replay_then_report(
     assert summary["samples_consumed"] > 0
     assert forge(monkeypatch, "replay", "latest", *runs) == 0
     assert capsys.readouterr().out.startswith("same: ")
+    out = tmp_path / "missing" / "dir" / "x.toml"
+    assert forge(monkeypatch, "calibrate", "latest", *runs, "-o", str(out)) == 0
+    assert "step_s" in out.read_text()
+    assert forge(monkeypatch, "calibrate", "latest", *runs, "-o", str(out / "x.toml")) == 2
+    assert "cannot be written" in capsys.readouterr().err
     folder = (tmp_path / "latest").resolve()
     for name in ("scenario.resolved.json", "policy.toml", "trace.jsonl", "summary.json", "meta.json", "report.html"):
         assert (folder / name).stat().st_size > 0

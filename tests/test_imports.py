@@ -96,7 +96,7 @@ def test_the_pure_layer_is_all_there() -> None:
     ],
 )
 def test_a_simulator_user_loads_no_torch(modules: str) -> None:
-    heavy = "torch transformers fastapi openai reasoning_gym vllm"
+    heavy = "torch transformers starlette openai reasoning_gym vllm"
     code = f"import {modules}, sys; print([m for m in '{heavy}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -94,6 +94,7 @@ def committed(t: float, step: int, positions: tuple[int, ...], *, tokens: int, v
         ("throughput_parts", {"prefill": 10.0, "decode": 15.0, "trained": 10.0}),
         ("sampled_tokens_per_s", 0.5),
         ("trained_tokens_per_s", 10.0),
+        ("forwarded_tokens_per_s", None),  # no step says
         ("items_per_s", 0.4),
         ("parts", {"rollout": 6.0, "training": 2.0, "data": 0.5, "io": 1.5}),
         ("engine_idle_fraction", 0.4),
@@ -138,6 +139,12 @@ def test_reward_curve_deaths_and_reasons_of_nulls() -> None:
 def nulls(summary: Json) -> set[str]:
     inner = {f"{k}.{p}" for k, v in summary.items() if isinstance(v, dict) for p, x in v.items() if x is None}
     return {k for k, v in summary.items() if v is None} | inner
+
+
+def test_forwarded_tokens_are_the_trainers_own_count() -> None:
+    rows = [replace(e, metrics={"forward_tokens": 30.0}) if isinstance(e, ev.Committed) else e for e in story()]
+    assert summarise(rows, RULED)["forwarded_tokens_per_s"] == pytest.approx(60.0 / 10.0)
+    assert "not every step" in summarise(story(), RULED)["null_reasons"]["forwarded_tokens_per_s"]
 
 
 def test_a_simulated_story_has_the_same_keys_and_no_learning() -> None:
@@ -250,6 +257,15 @@ def test_lives_add_up_and_what_was_not_durable_is_gone() -> None:
     assert summary["lag_items_max"] == 1, "the take that was rolled back trained nothing"
     assert summary["law_violations"] == []
     assert summary["ended"] == "killed"
+
+
+def test_a_life_after_an_orderly_stop_that_is_killed_was_killed() -> None:
+    queue = {key: [] for key in ("states", "served", "committed", "finished_order", "forming", "training")}
+    rows: list[ev.Event] = [ev.RunStarted(t=0.0, schema=1, world="live", scenario="tiny", seed=1)]
+    rows += [ev.RunEnded(t=1.0, reason="stopped")]
+    assert summarise(rows, RULED)["ended"] == "stopped"
+    resumed = ev.Resumed(t=1.0, life=1, queue={**queue, "published": 0}, items={}, step=0, version=0, published_step=0)
+    assert summarise([*rows, resumed], RULED)["ended"] == "killed"
 
 
 def test_engine_work_before_the_first_item_is_not_the_runs() -> None:

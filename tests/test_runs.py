@@ -49,7 +49,9 @@ def test_the_policy_file_deploys(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, scenario(policy={"scheduler": {"kind": "greedy"}}))
     other = tmp_path / "other.toml"
     other.write_text('name = "x"\nstop = { items = 1 }\ndomains = [{ name = "a" }]\n')
-    assert load(other, policy=folder.path / "policy.toml").policy.scheduler.kind == "greedy"
+    deployed = load(other, policy=folder.path / "policy.toml")
+    assert deployed.policy.scheduler.kind == "greedy"
+    assert (deployed.queue.n, deployed.queue.concurrency) == (8, 6)
 
 
 def test_runs_that_start_in_one_second_get_folders_of_their_own_and_latest_is_the_last(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.scenario import apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
+from forge.scenario import Stop, apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
 from forge.types import ForgeError
 
 GOOD = 'name = "x"\nstop = { items = 5 }\ndomains = [{ name = "a" }]\n'
@@ -50,6 +50,14 @@ def base(**over: Any) -> dict[str, Any]:
         ({"policy": {"scheduler": {"kind": "windowed_fifo", "fraction": 0}}}, "fraction = 0: must lie in (0, 1]"),
         ({"policy": {"scheduler": {"kind": "best"}}}, "policy.scheduler"),
         ({"sim": {"domains": {"a": {"turns": []}}}}, "sim.domains.a.turns"),
+        ({"sim": {"domains": {"b": {}}}}, "sim.domains.b: no domain of the mix has that name; there are ['a']"),
+        ({"stop": {"seconds": float("inf")}}, "stop.seconds = inf: Input should be a finite number"),
+        ({"sim": {"step_s": float("nan")}}, "sim.step_s = nan: Input should be a finite number"),
+        (
+            {"policy": {"scheduler": {"kind": "windowed_fifo", "fraction": float("nan")}}},
+            "fraction = nan: Input should",
+        ),
+        ({"live": {"max_turns": 3}}, "live.max_turns: unknown key"),
     ],
 )
 def test_a_fault_is_one_line_with_its_path(over: dict[str, Any], message: str) -> None:
@@ -96,6 +104,31 @@ def test_another_kind_drops_the_old_ones_keys(good: Path) -> None:
     assert load(good, sets[:2]).shape().window == 16
 
 
+def test_a_kind_whose_other_keys_stay_the_same_keeps_them(good: Path) -> None:
+    engine = load(good, ["engine.slots=3", "engine.kind=fake"]).engine
+    assert (engine.kind, engine.slots) == ("fake", 3)
+    batches = ["train.batches.kind=by_items", "train.batches.items=3", "train.batches.kind=by_tokens"]
+    found = load(good, batches).train.batches
+    assert found is not None
+    assert found.kind == "by_tokens"
+
+
+def test_more_lag_than_the_budget_is_refused_except_to_tune(good: Path) -> None:
+    sets = ["policy.scheduler.kind=greedy", "queue.lag_budget=61"]
+    with pytest.raises(ForgeError, match=r"queue\.lag_budget = 61: N \+ W - 2 = 62 items of lag are possible"):
+        load(good, sets)
+    assert load(good, sets, tuning=True).queue.lag_budget == 61
+    assert load(good, [sets[0], "queue.lag_budget=62"]).queue.lag_budget == 62
+    with pytest.raises(ForgeError, match="fffo has no window, so no bound"):
+        load(good, ["policy.scheduler.kind=fffo", sets[1]])
+
+
+def test_a_stop_is_reached_by_the_first_of_its_numbers() -> None:
+    stop = Stop(seconds=2.0, items=5)
+    assert [stop.reached(*at) for at in ((1.9, 99, 4), (2.0, 0, 0), (0.0, 0, 5))] == [False, True, True]
+    assert Stop(steps=1).reached(0.0, 1, 0)
+
+
 @pytest.mark.parametrize("setting", ["queue.n", "=3", "queue..n=3", ".=1"])
 def test_a_malformed_setting_shows_how_to_write_one(good: Path, setting: str) -> None:
     with pytest.raises(ForgeError, match=r"write key\.path=value"):
@@ -126,6 +159,9 @@ def test_a_policy_file_replaces_policies_and_its_queue_numbers(good: Path, tmp_p
     assert (scenario.queue.n, scenario.queue.concurrency, scenario.shape().window) == (20, 10, 10)
     with pytest.raises(ForgeError, match="no such file"):
         load(good, policy=tmp_path / "none.toml")
+    path.write_text("queue = 3\n")
+    with pytest.raises(ForgeError, match=r"policy\.toml: queue = 3: must be a table"):
+        load(good, policy=path)
 
 
 def test_resolved_reads_back_equal() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from forge import scenario as scenarios
 from forge.cli import app
 from forge.cli.options import RUNS, AsJson, PolicyFile, Runs, Sets, print_json
 from forge.cli.simulate import need_live
+from forge.runs import RunFolder
 from forge.scenario import Scenario
 from forge.types import ForgeError, Json
 
@@ -30,8 +32,6 @@ def run(
 ) -> None:
     """Train live: gateway, agents, rollout engines, data pool and trainer on this machine. Ctrl-C stops cleanly."""
     need_live()
-    from forge.runs import RunFolder
-
     console = Console(stderr=as_json)
     if resume is not None:
         if scenario is not None or sets or policy is not None:
@@ -39,7 +39,7 @@ def run(
                 "--resume goes on with the run's own scenario; give no scenario, --set or --policy with it"
             )
         folder = RunFolder.open(resume, runs)
-        folder.begin_life()
+        check_resumable(folder)
     elif scenario is None:
         raise ForgeError("name a scenario, or --resume RUN; scenarios that ship: `forge run --help`")
     else:
@@ -51,25 +51,37 @@ def run(
         print_json(summary)
 
 
+def check_resumable(folder: RunFolder) -> None:
+    """Refuse what would be damaged by going on: a simulated run, a quickstart whose policy was never tuned."""
+    from forge.trace import RunStarted
+
+    first = next(folder.events(), None) if folder.trace.is_file() else None
+    if isinstance(first, RunStarted) and first.world != "live":
+        raise ForgeError(f"{folder.path}: a simulated run; only live runs resume")
+    if (folder.path / "probe").is_dir() and not (folder.path / "prediction.json").is_file():
+        raise ForgeError(f"{folder.path}: this quickstart was stopped before its policy was tuned; start it again")
+
+
 def check(scenario: Scenario) -> None:
-    """What would fail later, before a folder is made: an unknown model, an unknown domain."""
+    """What would fail later, before a folder is made: an unknown model or domain, more context than the model has."""
     from forge.domains.registry import get_domain
     from forge.models import resolve
 
-    resolve(scenario.model.path)
+    config = json.loads((resolve(scenario.model.path) / "config.json").read_text(encoding="utf-8"))
+    limit, wanted = config.get("max_position_embeddings"), scenario.engine.max_context
+    if limit is not None and wanted > limit:
+        raise ForgeError(f"engine.max_context = {wanted}: model {scenario.model.path!r} was made for at most {limit}")
     if scenario.queue.group < 2:
         raise ForgeError(f"queue.group = {scenario.queue.group}: a live run needs 2 or more for a baseline")
     for domain in scenario.domains:
         get_domain(domain.name)
 
 
-def train(folder: object, console: Console, *, resume: bool) -> Json:
+def train(folder: RunFolder, console: Console, *, resume: bool) -> Json:
     """Run a folder's scenario live to its end and say how it went."""
     from forge.cli.finish import finish, show_headline
     from forge.live.run import run_live
-    from forge.runs import RunFolder
 
-    assert isinstance(folder, RunFolder)
     reason = run_live(folder.scenario(), folder, console, resume=resume)
     summary = finish(folder)
     show_headline(console, folder, summary)

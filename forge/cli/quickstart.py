@@ -17,6 +17,7 @@ from forge.cli.options import RUNS, Runs
 from forge.cli.simulate import need_live
 from forge.runs import RunFolder, write_text
 from forge.scenario import Scenario
+from forge.types import ForgeError
 
 PROBE_S = 20.0
 PREDICTION_SEEDS = range(5)
@@ -59,9 +60,10 @@ def probe(scenario: Scenario, folder: RunFolder, console: Console) -> Scenario:
         "eval": scenario.eval.model_copy(update={"tasks": 0}),
     }
     short = RunFolder.create(folder.path / "probe", scenario.model_copy(update=updates))
-    run_live(short.scenario(), short, console, resume=False)
+    if run_live(short.scenario(), short, console, resume=False) == "stopped":
+        raise ForgeError("stopped while probing; nothing was trained, start it again")
     short.end_life()
-    fitted = calibrate(list(short.events()), scenario, source=f"probe/{short.path.name}")
+    fitted = calibrate(list(short.events()), short.scenario(), source=f"probe/{short.path.name}")
     write_text(folder.path / "calibration.toml", to_toml(fitted))
     return scenario.model_copy(update={"sim": fitted.sim})
 
@@ -86,5 +88,5 @@ def predict(scenario: Scenario, folder: RunFolder, console: Console) -> None:
     folder.write("prediction.json", prediction)
     figures = prediction["figures"]
     shown = ("trained_tokens_per_s", "lag_items_max", "engine_idle_fraction", "trainer_idle_fraction")
-    text = ", ".join(f"{key} {figures[key]['mean']:.3g}" for key in shown)
+    text = ", ".join(f"{key} {figures[key]['mean']:.3g}" for key in shown if key in figures)
     console.print(f"[bold]3/4[/] the simulator predicts: {text}", highlight=False)

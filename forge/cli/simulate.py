@@ -13,7 +13,7 @@ from rich.table import Table
 from forge import scenario as scenarios
 from forge import trace as ev
 from forge.cli import app
-from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, print_json
+from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, check_out, print_json
 from forge.types import ForgeError
 
 
@@ -51,7 +51,8 @@ def tune(
     """Sweep window, N and concurrency under the lag budget; write the policy, tune.json and sensitivity.png."""
     from sim.tune import to_dict, tune, write
 
-    loaded = scenarios.load(scenario, sets or (), calibration=calibration)
+    loaded = scenarios.load(scenario, sets or (), calibration=calibration, tuning=True)
+    check_out(out)
     tuned = tune(loaded, seeds=range(seeds))
     written = write(tuned, out)
     if as_json:
@@ -76,6 +77,7 @@ def calibrate(
     from sim.calibrate import calibrate, to_toml
 
     folder = RunFolder.open(run, runs)
+    check_out(out)
     fitted = calibrate(list(folder.events()), folder.scenario(), source=folder.path.name)
     out.write_text(to_toml(fitted), encoding="utf-8")
     if as_json:

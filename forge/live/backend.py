@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from forge import trace as ev
 from forge.control import Control
-from forge.gateway.backend import Overloaded, UnknownTrajectoryError
+from forge.gateway.backend import UnknownTrajectoryError
 from forge.gateway.gateway import Gateway
 from forge.live.fleet import Fleet
 from forge.rollout.engine import Delta, EngineRequest, Sampling
 from forge.types import Completion
+
+RESTART_POLL_S = 0.05
 
 
 @dataclass
@@ -77,6 +80,8 @@ class LiveBackend:
         request = f"{trajectory}.{known.requests}"
         known.requests += 1
         sampling = replace(sampling, temperature=known.sampling.temperature, top_p=known.sampling.top_p)
+        while not self._fleet.versions():  # every engine is being restarted: the request waits, as any queued one
+            await asyncio.sleep(RESTART_POLL_S)
         instance = self._place(known, request, len(prompt_ids))
         account = _Accounting(self._control, self._clock, request, traced=known.position is not None)
         deltas = self._fleet.generate(instance, EngineRequest(id=request, prompt_ids=prompt_ids, sampling=sampling))
@@ -89,8 +94,6 @@ class LiveBackend:
             account.end("cancelled")
 
     def _place(self, known: OpenTrajectory, request: str, prompt_tokens: int) -> int:
-        if not self._fleet.versions():
-            raise Overloaded(1.0)
         if known.position is None:
             self._evaluations += 1
             return self._evaluations % len(self._fleet.counters())

@@ -1,22 +1,27 @@
 """Child processes and the message pipes to them.
 
-A message is a tuple whose first element names its kind. A child that loses its parent ends at the next read (end
-of file), so killing the parent with SIGKILL leaves nothing behind.
+A message is a tuple whose first element names its kind. A child that loses its parent is killed with it (Linux), or
+ends at its next read (elsewhere), so killing the parent with SIGKILL leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
+
+from forge.types import ForgeError
 
 Message = tuple[Any, ...]
 
@@ -26,8 +31,16 @@ LEAVE_S = 3.0
 # Two contending OpenMP pools were measured ten times slower than one thread each.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
-#: What a pipe raises once the other side is gone.
-GONE = (EOFError, BrokenPipeError, ConnectionResetError)
+#: What a pipe raises once the other side is gone, between two messages or within one.
+GONE = (EOFError, OSError)
+
+
+#: linux/prctl.h: the signal this process gets when its parent dies.
+PR_SET_PDEATHSIG = 1
+
+
+class ChildError(RuntimeError):
+    """A child process failed by a fault of ours; the message is its traceback."""
 
 
 class Child:
@@ -45,7 +58,9 @@ class Child:
         self.name = name
         self._watched = False
         self._outbox: SimpleQueue[Message | None] = SimpleQueue()
-        self._process = context.Process(target=_main, args=(theirs, target, args), name=f"forge-{name}", daemon=True)
+        self._process = context.Process(
+            target=_main, args=(theirs, target, args, os.getpid()), name=f"forge-{name}", daemon=True
+        )
         self._process.start()
         theirs.close()
         self._threads = [threading.Thread(target=self._write, name=f"to-{name}", daemon=True)]
@@ -95,19 +110,38 @@ class Child:
         on_message: Callable[[Message], None],
         on_exit: Callable[[], None],
     ) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens any more
+        try:
             with contextlib.suppress(*GONE):
                 while True:
-                    loop.call_soon_threadsafe(self._deliver, on_message, self._pipe.recv())
-            loop.call_soon_threadsafe(self._deliver, on_exit)
+                    message = self._pipe.recv()
+                    loop.call_soon_threadsafe(self._deliver, on_message, message)
+        finally:  # also where a message could not be read: the child is of no more use
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._deliver, on_exit)
 
     def _deliver(self, callback: Callable[..., None], *args: Any) -> None:
         if self._watched:
             callback(*args)
 
 
-def _main(pipe: Connection, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+def _main(pipe: Connection, target: Callable[..., None], args: tuple[Any, ...], parent: int) -> None:
     # Ctrl-C reaches the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(*GONE):
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above
+            return
+    try:
         target(pipe, *args)
+    except GONE:
+        pass
+    except Exception as error:
+        with contextlib.suppress(*GONE):
+            is_user_error = isinstance(error, ForgeError)
+            pipe.send(("failed", str(error) if is_user_error else traceback.format_exc(), is_user_error))
+
+
+def failure_of(message: Message) -> Exception:
+    """What a child's ("failed", text, is_user_error) means here. The text of a fault of ours is its traceback."""
+    _, text, is_user_error = message
+    return ForgeError(text) if is_user_error else ChildError(text)

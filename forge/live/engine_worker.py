@@ -2,7 +2,7 @@
 
 In:  ("add", EngineRequest), ("cancel", id), ("load", folder | None, version, drain)
 Out: ("ready", max_context), ("deltas", [Delta], counters), ("refused", id, text), ("loaded", version, seconds),
-     ("load_failed", version, text), ("failed", text)
+     ("load_failed", version, text)
 `counters` is (busy_s, steps, prefill_tokens, decode_tokens) since this process began.
 """
 
@@ -146,7 +146,6 @@ class EngineLoop:
 
     def _ship(self, deltas: list[Delta]) -> None:
         stats = self.engine.stats
-        stats.step_samples.clear()
         self.pipe.send(("deltas", deltas, (stats.busy_s, stats.steps, stats.prefill_tokens, stats.decode_tokens)))
 
 
@@ -162,10 +161,6 @@ def _join(bundle: list[Delta]) -> Delta:
 
 def main(pipe: Connection, scenario: Scenario, model_dir: Path, version: int) -> None:
     """Entry point of the child: serve the weights in `model_dir` as `version`."""
-    try:
-        engine = make_engine(scenario, model_dir)
-        engine.load(None, version)
-    except Exception as error:  # reported to the parent, which ends the run with one clear line
-        pipe.send(("failed", f"engine: {error}"))
-        return
+    engine = make_engine(scenario, model_dir)
+    engine.load(None, version)
     EngineLoop(pipe, engine).run()

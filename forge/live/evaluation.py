@@ -23,6 +23,20 @@ HELD_OUT_SEED = 20260
 AT_ONCE = 64
 TIMEOUT_S = 120.0
 PREFIX = "eval-"
+#: Share of tasks that may die (a timeout on a busy machine) before an evaluation is refused.
+MOST_DEAD = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Score per task, and how many of them died (they score 0)."""
+
+    scores: dict[str, float]
+    died: int
+
+    @property
+    def mean(self) -> float:
+        return sum(self.scores.values()) / len(self.scores)
 
 
 @dataclass
@@ -40,26 +54,33 @@ class Evaluator:
         if future is not None:
             future.set_result(outcome)
 
-    async def run(self, tasks: list[Task], label: str) -> dict[str, float]:
-        """Score per task; a task that died scores 0."""
+    async def run(self, tasks: list[Task], label: str) -> Evaluation:
+        """Play every task. Raises ForgeError where more than one in twenty died."""
         gate = asyncio.Semaphore(AT_ONCE)
 
-        async def play(index: int, task: Task) -> float:
+        async def play(index: int, task: Task) -> Outcome:
             async with gate:
                 trajectory = f"{PREFIX}{label}-{index}.0"
                 opened = OpenTrajectory(id=trajectory, sampling=self.sampling(task, 0.0), position=None, member=0)
                 self.backend.admit(opened)
-                future = asyncio.get_running_loop().create_future()
+                future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
                 self._waiting[trajectory] = future
                 self.agents.send("play", trajectory, task, ToolWait(median_s=0.0), TIMEOUT_S)
-                return (await future).reward or 0.0
+                return await future
 
-        scores = await asyncio.gather(*(play(i, task) for i, task in enumerate(tasks)))
-        return {key(task): score for task, score in zip(tasks, scores, strict=True)}
+        outcomes = await asyncio.gather(*(play(i, task) for i, task in enumerate(tasks)))
+        dead = [o for o in outcomes if o.reward is None]
+        if len(dead) > MOST_DEAD * len(tasks):
+            raise ForgeError(
+                f"evaluation ({label}): {len(dead)} of {len(tasks)} held-out tasks died, the first of "
+                f"{dead[0].reason}: {dead[0].detail}; scores would say nothing of the model"
+            )
+        return Evaluation({key(t): o.reward or 0.0 for t, o in zip(tasks, outcomes, strict=True)}, len(dead))
 
 
 def key(task: Task) -> str:
-    return f"{task.domain}/{task.id}"
+    """Names the problem: two draws of the same one are one task."""
+    return f"{task.domain}/{task.data['problem']}"
 
 
 def held_out(scenario: Scenario, task_of: Callable[[str, int], Task]) -> list[Task]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from forge.gateway.backend import Overloaded
 from forge.live import engine_worker
-from forge.live.child import Child, Message
+from forge.live.child import Child, Message, failure_of
 from forge.rollout.engine import Delta, EngineError, EngineRequest
 from forge.scenario import Scenario
 from forge.types import ForgeError
@@ -28,7 +28,7 @@ class FleetEvents(Protocol):
 
     def instance_up(self, instance: int, version: int) -> None: ...
 
-    def fail(self, error: ForgeError) -> None: ...
+    def fail(self, error: Exception) -> None: ...
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Instance:
     counters: Counters = (0.0, 0, 0, 0)
     before: Counters = (0.0, 0, 0, 0)  # of earlier processes of this instance in this life
     restarts: int = 0
-    broken: ForgeError | None = None  # it cannot start: no restart would help
+    broken: Exception | None = None  # it cannot start: no restart would help
 
 
 class Fleet:
@@ -87,6 +87,11 @@ class Fleet:
         for instance in self._instances:
             instance.child.send("load", weights, version, drain)
 
+    @property
+    def newest(self) -> int:
+        """The newest version it was asked to serve; a restarted engine begins with it."""
+        return self._newest[1]
+
     def versions(self) -> list[int]:
         """Served version of every live instance."""
         return [i.version for i in self._instances if i.ready.is_set()]
@@ -123,19 +128,31 @@ class Fleet:
                 self._deliver(instance, request_id, EngineError(text))
             case ("loaded", version, seconds):
                 instance.version = version
-                self._events.instance_loaded(index, version, seconds)
+                if instance.ready.is_set():
+                    self._events.instance_loaded(index, version, seconds)
+                else:
+                    self._come_up(index)
             case ("load_failed", version, text):
                 if version == self._newest[1]:
                     self._events.fail(ForgeError(f"engine {index} cannot load weights of version {version}: {text}"))
             case ("ready", max_context):
                 self.max_context = min(self.max_context, max_context)
-                instance.ready.set()
-                if instance.restarts:
-                    self._events.instance_up(index, instance.version)
-            case ("failed", text):
-                instance.broken = ForgeError(text)
-                instance.ready.set()
-                self._events.fail(instance.broken)
+                self._come_up(index)
+            case ("failed", *_):
+                self._give_up(instance, failure_of(message))
+
+    def _come_up(self, index: int) -> None:
+        """It serves from now on, unless weights newer than those it started with are on their way to it."""
+        instance = self._instances[index]
+        if instance.version == self._newest[1]:
+            instance.ready.set()
+            if instance.restarts:
+                self._events.instance_up(index, instance.version)
+
+    def _give_up(self, instance: _Instance, error: Exception) -> None:
+        instance.broken = error
+        instance.ready.set()  # whoever waits for it reads `broken`
+        self._events.fail(error)
 
     def _deliver(self, instance: _Instance, request_id: str, got: Delta | Exception) -> None:
         stream = instance.streams.get(request_id)
@@ -152,7 +169,7 @@ class Fleet:
             stream.put_nowait(Overloaded(1.0))
         instance.child.stop()
         if instance.restarts >= MAX_RESTARTS:
-            self._events.fail(ForgeError(f"engine {index} died {MAX_RESTARTS + 1} times; see `forge doctor`"))
+            self._give_up(instance, ForgeError(f"engine {index} died {MAX_RESTARTS + 1} times; see `forge doctor`"))
             return
         self._events.instance_down(index, "process died")
         instance.before, instance.counters = _add(instance.before, instance.counters), (0.0, 0, 0, 0)

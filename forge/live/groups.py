@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forge.control import commonest
 from forge.domains.base import Task
 from forge.types import DeathReason, Outcome, Trajectory
 
@@ -42,7 +43,7 @@ class Group:
     def commonest_death(self) -> DeathReason:
         """Why a group without enough survivors died: what killed most of its members."""
         reasons = [t.outcome.reason for t in self.trajectories() if t.outcome.reason is not None]
-        return max(reasons, key=reasons.count) if reasons else DeathReason.TOO_FEW_SURVIVORS
+        return commonest(reasons)
 
 
 def parse_trajectory(trajectory: str) -> tuple[int, int, int]:

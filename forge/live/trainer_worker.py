@@ -1,7 +1,8 @@
 """The child process of the train engine: a batch of trajectories in, a durable checkpoint out.
 
-In:  ("step", step, positions, groups) with groups a list of lists of Trajectory
-Out: ("ready", step), ("stepped", Stepped), ("failed", text)
+In:  ("step", step, positions, groups, oldest) with groups a list of lists of Trajectory; `oldest` is the lowest version
+     that an engine may still load, whose checkpoint must stay
+Out: ("ready", step), ("stepped", Stepped)
 The checkpoint is whole and on disk before "stepped" is sent; it is what commits the items (DESIGN section 2).
 """
 
@@ -9,16 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from forge.processing import Group, Survivors, longest_context
+from forge.processing import Group, Survivors, longest_context, sampled
 from forge.scenario import Scenario
-from forge.train import checkpoint
 from forge.train.engine import StepMetrics, TrainConfig, TrainEngine
 from forge.train.samples import batch_samples
-from forge.types import Trajectory
+from forge.types import TrainSample, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +57,23 @@ class TrainerLoop:
     def run(self) -> None:
         self.pipe.send(("ready", self.engine.steps))
         while True:
-            _, step, positions, groups = self.pipe.recv()
-            self.pipe.send(("stepped", self.step(step, positions, groups)))
+            _, step, positions, groups, oldest = self.pipe.recv()
+            self.pipe.send(("stepped", self.step(step, positions, groups, oldest)))
 
-    def step(self, step: int, positions: Sequence[int], groups: list[list[Trajectory]]) -> Stepped:
+    def step(self, step: int, positions: Sequence[int], groups: list[list[Trajectory]], oldest: int) -> Stepped:
         began = time.perf_counter()
         section = self.scenario.train
         useful = section.process.process(groups)
-        # A batch without any signal is survivors without signal: it takes its step with a zero gradient.
-        useful = useful or Survivors().process(groups)
-        parts = [useful] if section.batches is None else section.batches.split(useful, group_tokens)
-        batches = [batch_samples(part) for part in parts]
+        if useful:
+            parts = [useful] if section.batches is None else section.batches.split(useful, group_tokens)
+            batches = [batch_samples(part) for part in parts]
+        else:  # the items are consumed all the same: a step with a zero gradient, and its checkpoint
+            batches = [[without_signal(sample) for sample in batch_samples(Survivors().process(groups))]]
         prepared = time.perf_counter()
         metrics = [self.engine.step(samples) for samples in batches]
         trained = time.perf_counter()
-        folder = self.engine.save(
-            self.checkpoints, step=step, version=step, positions=positions, keep=section.keep_checkpoints
-        )
+        keep = max(section.keep_checkpoints, step - oldest + 1)
+        folder = self.engine.save(self.checkpoints, step=step, version=step, positions=positions, keep=keep)
         saved = time.perf_counter()
         return Stepped(
             step=step,
@@ -82,43 +82,47 @@ class TrainerLoop:
             data_s=prepared - began,
             io_s=saved - trained,
             tokens=sum(group_tokens(group) for group in groups),
-            metrics=flat(metrics[-1]) | {"groups_kept": float(len(useful)), "optimiser_steps": float(len(metrics))},
+            metrics=flat(metrics) | {"groups_kept": float(len(useful)), "optimiser_steps": float(len(metrics))},
         )
 
 
 def group_tokens(group: Group) -> int:
-    """Tokens of an item as the trainer would forward them: its members' longest contexts, whatever processing drops."""
-    return sum(longest_context(member) for member in group)
+    """Tokens of an item as a trainer without filters forwards them: its survivors' longest contexts."""
+    return sum(longest_context(member) for member in group if sampled(member))
 
 
-def flat(metrics: StepMetrics) -> dict[str, float | None]:
-    """The figures the trace keeps of an optimiser step."""
-    ratio = metrics.ratio
+def without_signal(sample: TrainSample) -> TrainSample:
+    return replace(sample, advantages=(0.0,) * len(sample.advantages))
+
+
+def flat(steps: Sequence[StepMetrics]) -> dict[str, float | None]:
+    """The figures the trace keeps of a trainer step: means over its optimiser steps, sums of counts, largest ratio."""
+    ratios = [m.ratio for m in steps if m.ratio is not None]
     return {
-        "loss": metrics.loss,
-        "grad_norm": metrics.grad_norm,
-        "update_variance": metrics.update_variance,
-        "entropy": metrics.entropy,
-        "loss_tokens": float(metrics.loss_tokens),
-        "forward_tokens": float(metrics.forward_tokens),
-        "skipped_samples": float(metrics.skipped_samples),
-        "ratio_mean": ratio.mean if ratio else None,
-        "ratio_max": ratio.max if ratio else None,
-        "clipped_share": ratio.clipped_share if ratio else None,
+        "loss": mean([m.loss for m in steps]),
+        "grad_norm": mean([m.grad_norm for m in steps]),
+        "update_variance": mean([m.update_variance for m in steps]),
+        "entropy": mean([m.entropy for m in steps]),
+        "loss_tokens": float(sum(m.loss_tokens for m in steps)),
+        "forward_tokens": float(sum(m.forward_tokens for m in steps)),
+        "skipped_samples": float(sum(m.skipped_samples for m in steps)),
+        "ratio_mean": mean([r.mean for r in ratios]),
+        "ratio_max": max((r.max for r in ratios), default=None),
+        "clipped_share": mean([r.clipped_share for r in ratios]),
+        "logprob_gap": mean([r.logprob_gap for r in ratios]),
     }
 
 
-def main(pipe: Connection, scenario: Scenario, model_dir: Path, checkpoints: Path) -> None:
-    """Entry point of the child: go on from the newest whole checkpoint, or begin with the model."""
+def mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def main(pipe: Connection, scenario: Scenario, model_dir: Path, newest: Path | None, checkpoints: Path) -> None:
+    """Entry point of the child: go on from checkpoint `newest`, or begin with the model."""
     import torch
 
     torch.set_num_threads(1)
-    try:
-        config = train_config(scenario)
-        newest = checkpoint.latest(checkpoints)
-        engine = TrainEngine.resume(newest, config)[0] if newest else TrainEngine(model_dir, config)
-        TrainerLoop(pipe, scenario, engine, checkpoints).run()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise
-    except Exception as error:  # the parent ends the run with this line; the pool resumes from the last checkpoint
-        pipe.send(("failed", f"trainer: {type(error).__name__}: {error}"))
+    config = train_config(scenario)
+    engine = TrainEngine.resume(newest, config)[0] if newest else TrainEngine(model_dir, config)
+    TrainerLoop(pipe, scenario, engine, checkpoints).run()

@@ -16,7 +16,7 @@ from forge.control import Control
 from forge.domains.base import Domain, Task
 from forge.domains.registry import get_domain
 from forge.live.backend import LiveBackend, OpenTrajectory
-from forge.live.child import Child, Message
+from forge.live.child import Child
 from forge.live.fleet import Fleet
 from forge.live.groups import Group, parse_trajectory, timed_out
 from forge.live.trainer_worker import Stepped
@@ -24,7 +24,7 @@ from forge.mix import Mix
 from forge.pool.store import Pool
 from forge.rollout.engine import Sampling
 from forge.scenario import Scenario
-from forge.types import DeathReason, ForgeError, ItemState, Outcome, Trajectory
+from forge.types import DeathReason, ItemState, Outcome, Trajectory
 
 #: Grace after an item's own timeout before the world stops waiting for its agents.
 BACKSTOP_S = 10.0
@@ -51,13 +51,16 @@ class LiveWorld:
     agents: Child = field(init=False)
     trainer: Child = field(init=False)
     groups: dict[int, Group] = field(default_factory=dict)
-    done: asyncio.Future[str] = field(init=False)
+    failure: asyncio.Future[None] = field(init=False)  # never has a result, only the error that ends the run
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)  # Ctrl-C
+    done: bool = False
+    has_begun: bool = False  # before its first event a run neither submits nor writes
     _publications: list[_Publication] = field(default_factory=list)
     _newest: tuple[Path, int] | None = None  # checkpoint folder and step of the last commit
     _domains: dict[str, Domain] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.done = asyncio.get_running_loop().create_future()
+        self.failure = asyncio.get_running_loop().create_future()
         self._mix = Mix({d.name: d.weight for d in self.scenario.domains})
         self._waits = {d.name: d.tool_wait for d in self.scenario.domains}
         self._domains = {d.name: get_domain(d.name) for d in self.scenario.domains}
@@ -67,26 +70,22 @@ class LiveWorld:
     @property
     def is_ending(self) -> bool:
         """The scenario's stop is reached: nothing more is submitted."""
-        stop, queue = self.scenario.stop, self.control.queue
-        return (
-            (stop.seconds is not None and self.clock() >= stop.seconds)
-            or (stop.steps is not None and self.control.views.step >= stop.steps)
-            or (stop.items is not None and len(queue) >= stop.items)
-        )
+        return self.scenario.stop.reached(self.clock(), self.control.views.step, len(self.control.queue))
 
     def advance(self) -> None:
         """After anything happened: take, train, submit, end. Safe to call at any time."""
-        if self.done.done():
+        if not self.has_begun or self.is_over:
             return
         now, queue = self.clock(), self.control.queue
         self.control.take(now)
         positions = self.control.start_step(now, ending=self.is_ending and self._nothing_more())
         if positions:
-            self.trainer.send("step", self.control.views.step + 1, positions, self.pool.batch(positions))
+            batch = self.pool.batch(positions)
+            self.trainer.send("step", self.control.views.step + 1, positions, batch, self.fleet.newest)
         while not self.is_ending and queue.running < self.scenario.queue.concurrency and queue.may_submit():
             self._submit()
         if self.is_ending and queue.open_items == 0 and self._all_published():
-            self.done.set_result("done")
+            self.done = True
 
     def _nothing_more(self) -> bool:
         queue = self.control.queue
@@ -177,7 +176,7 @@ class LiveWorld:
         self.advance()
 
     def _backstop(self, group: Group) -> None:
-        if self.groups.get(group.position) is group and not self.done.done():
+        if self.groups.get(group.position) is group and not self.is_over:
             for member in group.missing():
                 self.agents.send("cancel", group.trajectory_id(member))
                 self.take_outcome(timed_out(group.trajectory_id(member)))
@@ -212,21 +211,29 @@ class LiveWorld:
 
     # --- what the fleet reports (FleetEvents) ------
 
+    def _account_engine(self, event: ev.Event) -> None:
+        """What an engine does before the run's first event, while an evaluation goes on say, is not the run's."""
+        if self.has_begun:
+            self.control.account(event)
+            self._settle_publications()
+
     def instance_loaded(self, instance: int, version: int, seconds: float) -> None:
-        self.control.account(ev.Loaded(t=self.clock(), instance=instance, version=version, io_s=seconds))
-        self._settle_publications()
+        self._account_engine(ev.Loaded(t=self.clock(), instance=instance, version=version, io_s=seconds))
 
     def instance_down(self, instance: int, reason: str) -> None:
-        self.control.account(ev.InstanceDown(t=self.clock(), instance=instance, reason=reason))
-        self._settle_publications()
+        self._account_engine(ev.InstanceDown(t=self.clock(), instance=instance, reason=reason))
 
     def instance_up(self, instance: int, version: int) -> None:
-        self.control.account(ev.InstanceUp(t=self.clock(), instance=instance, version=version))
-        self._settle_publications()
+        self._account_engine(ev.InstanceUp(t=self.clock(), instance=instance, version=version))
 
-    def fail(self, error: ForgeError) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
+    def fail(self, error: Exception) -> None:
+        """End the run with this error; the first one counts."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    @property
+    def is_over(self) -> bool:
+        return self.done or self.stopped.is_set() or self.failure.done()
 
     def _settle_publications(self) -> None:
         """A version is published when the slowest live engine serves it."""
@@ -235,20 +242,6 @@ class LiveWorld:
             due = self._publications.pop(0)
             self.control.publish(self.clock(), version=due.version, step=due.step, items=due.items)
         self.advance()
-
-    # --- what the children say ------
-
-    def on_agents(self, message: Message) -> None:
-        match message:
-            case ("outcome", outcome):
-                self.take_outcome(outcome)
-
-    def on_trainer(self, message: Message) -> None:
-        match message:
-            case ("stepped", stepped):
-                self.take_step(stepped)
-            case ("failed", text):
-                self.fail(ForgeError(text))
 
     def resume_items(self, running: list[tuple[int, int, Task]]) -> None:
         """Play again what ran when the last life ended: same positions, next attempt."""

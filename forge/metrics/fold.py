@@ -220,6 +220,7 @@ class RunFold:
 
     def _resume(self, event: ev.Resumed, died_s: float) -> None:
         self.resumed_s.append(event.t)
+        self.ended = None
         if self._batch is not None:
             self.trainer_spans.append((self._batch[0], died_s))
         self._batch, self._sent, self._last = None, {}, []

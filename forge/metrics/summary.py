@@ -25,6 +25,10 @@ ESTIMATORS = {
     "reward": "first and last: means over the first and last 10% of the steps",
     "sample_efficiency": "reward last minus first, per trajectory consumed",
     "throughput_tokens_per_s": "tokens prefilled, decoded and trained, over wall_s",
+    "trained_tokens_per_s": "tokens of the samples consumed, as the trainer would forward them without filtering, over "
+    "wall_s; what processing drops counts",
+    "forwarded_tokens_per_s": "tokens the trainer forwarded, without padding and without what processing dropped, over "
+    "wall_s",
     "trainer_idle_fraction": "share of wall_s with no batch between step_started and committed",
     "engine_idle_fraction": "1 - busy seconds of all instances over wall_s x instances",
 }
@@ -98,6 +102,7 @@ def _counts(out: Figures, run: RunFold) -> None:
 
 
 def _throughput(out: Figures, run: RunFold) -> None:
+    """Trained tokens are those of all samples consumed; what processing drops before the forward pass counts too."""
     trained = sum(s.tokens for s in run.steps)
     no_usage = "the trace holds no usage event, so prefilled and decoded tokens are unknown"
     tokens = {
@@ -116,6 +121,10 @@ def _throughput(out: Figures, run: RunFold) -> None:
         ("items_per_s", len(run.consumed())),
     ):
         out.put(key, amount / run.wall_s if run.wall_s > 0 else None, "the run has no duration")
+    forwarded = [n for s in run.steps if (n := s.metrics.get("forward_tokens")) is not None]
+    complete = bool(forwarded) and len(forwarded) == len(run.steps) and run.wall_s > 0
+    unknown = "the simulator processes no samples" if run.world == "sim" else "not every step reported forward_tokens"
+    out.put("forwarded_tokens_per_s", sum(forwarded) / run.wall_s if complete else None, unknown)
 
 
 def _parts(out: Figures, run: RunFold, instances: int) -> None:

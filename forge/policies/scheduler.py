@@ -9,7 +9,8 @@ from forge.queue import window_size
 from forge.types import ForgeError
 from forge.views import QueueView
 
-FORBID = {"extra": "forbid"}  # pydantic reads it as `__pydantic_config__`: an unknown key in TOML is an error
+#: Pydantic reads it as `__pydantic_config__`: in TOML an unknown key is an error, and so are nan and inf.
+FORBID = {"extra": "forbid", "allow_inf_nan": False}
 
 
 class TrainScheduler(Protocol):

@@ -62,10 +62,3 @@ class Intake:
                 return Delivery.DUPLICATE
             running.delivered[member] = (trajectory, data)
             return Delivery.COMPLETE if len(running.delivered) == running.members else Delivery.ACCEPTED
-
-    def delivered(self, position: int) -> list[Trajectory]:
-        with self._mutex:
-            running = self._running.get(position)
-            if running is None:
-                raise QueueError(f"position {position} is not running")
-            return [running.delivered[member][0] for member in sorted(running.delivered)]

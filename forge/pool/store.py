@@ -70,10 +70,6 @@ class Pool(PoolReader):
         """One member of a running item has ended. Any order, any thread; it waits until the item finishes or dies."""
         return self._intake.deliver(trajectory, attempt)
 
-    def delivered(self, position: int) -> list[Trajectory]:
-        """Members of a running item that have come so far, by member."""
-        return self._intake.delivered(position)
-
     # --- the trainer ------
 
     def batch(self, positions: Sequence[int]) -> list[list[Trajectory]]:

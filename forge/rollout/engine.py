@@ -7,9 +7,11 @@ fake, and later vLLM. An engine knows tokens, slots and weights; it knows no cha
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
+
+from forge.types import ForgeError
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -65,11 +67,9 @@ class EngineStats:
     decode_tokens: int = 0
     #: Prompt tokens whose KV was reused instead of computed; not among `prefill_tokens`.
     cached_tokens: int = 0
-    #: (rows decoding, tokens prefilled, seconds) of recent steps, for calibration; drained by the reader.
-    step_samples: list[tuple[int, int, float]] = field(default_factory=list)
 
 
-class EngineError(ValueError):
+class EngineError(ForgeError):
     """A request the engine cannot serve (too long, unknown token id); the message names the value and the limit."""
 
 

@@ -115,14 +115,13 @@ class FakeEngine:
         if not self._jobs:
             return []
         deltas = self._end_cancelled()
-        decoding = len(self._running)
         prefilled = self._admit()
         sampled = [self._advance(self._jobs[job]) for job in self._running]
         for delta in sampled:
             if delta.finish is not None:
                 del self._jobs[delta.id]
         self._running = [job for job in self._running if job in self._jobs]
-        record_step(self._stats, rows=decoding, prefilled=prefilled, sampled=len(sampled), seconds=self._step_s)
+        record_step(self._stats, prefilled=prefilled, sampled=len(sampled), seconds=self._step_s)
         return deltas + sampled
 
     def _end_cancelled(self) -> list[Delta]:

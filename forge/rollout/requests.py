@@ -9,9 +9,6 @@ from numpy.typing import NDArray
 
 from forge.rollout.engine import EngineError, EngineRequest, EngineStats, Sampling
 
-#: Step samples kept when nobody drains them.
-SAMPLES_KEPT = 10_000
-
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = 2**64 - 1
 
@@ -69,12 +66,9 @@ def _mix_int(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def record_step(stats: EngineStats, *, rows: int, prefilled: int, sampled: int, seconds: float) -> None:
-    """Add one step to the counters: `rows` decoding, `prefilled` prompt tokens computed, `sampled` tokens emitted."""
+def record_step(stats: EngineStats, *, prefilled: int, sampled: int, seconds: float) -> None:
+    """Add one step to the counters: `prefilled` prompt tokens computed, `sampled` tokens emitted."""
     stats.busy_s += seconds
     stats.steps += 1
     stats.prefill_tokens += prefilled
     stats.decode_tokens += sampled
-    stats.step_samples.append((rows, prefilled, seconds))
-    if len(stats.step_samples) > 2 * SAMPLES_KEPT:
-        del stats.step_samples[:-SAMPLES_KEPT]

@@ -160,7 +160,6 @@ class TorchEngine:
         deltas += sampled
         record_step(
             self._stats,
-            rows=len(decoding),
             prefilled=int(chunk.counts.sum()),
             sampled=len(sampled),
             seconds=time.perf_counter() - began,

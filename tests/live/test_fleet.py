@@ -23,7 +23,7 @@ class Told:
         self.down: list[int] = []
         self.up: list[tuple[int, int]] = []
         self.loaded: list[tuple[int, int]] = []
-        self.failed: list[ForgeError] = []
+        self.failed: list[Exception] = []
 
     def instance_loaded(self, instance: int, version: int, seconds: float) -> None:
         assert seconds >= 0
@@ -36,7 +36,7 @@ class Told:
     def instance_up(self, instance: int, version: int) -> None:
         self.up.append((instance, version))
 
-    def fail(self, error: ForgeError) -> None:
+    def fail(self, error: Exception) -> None:
         self.failed.append(error)
 
 

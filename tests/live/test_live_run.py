@@ -30,6 +30,9 @@ SETTINGS = [
     "policy.router.kind=round_robin",
 ]
 
+#: The deterministic engine: what is tested is the run around it.
+FAKE = ('engine={kind="fake",max_context=512}', "eval.tasks=0")
+
 pytestmark = pytest.mark.timeout(240)
 
 
@@ -109,7 +112,7 @@ def test_the_checkpoint_is_a_model_folder(folder: RunFolder) -> None:
 
 def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command(tmp_path, "stop={items=24}", "eval.tasks=0"),
+        command(tmp_path, *FAKE, "stop={items=24}"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

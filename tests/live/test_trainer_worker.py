@@ -55,7 +55,7 @@ def loop(tmp_path: Path, **train: object) -> TrainerLoop:
 
 
 def test_the_checkpoint_holds_the_items_and_the_step(tmp_path: Path) -> None:
-    stepped = loop(tmp_path).step(7, [4, 5], [group(4, 1.0, 0.0), group(5, 1.0, 1.0, None)])
+    stepped = loop(tmp_path).step(7, [4, 5], [group(4, 1.0, 0.0), group(5, 1.0, 1.0, None)], 6)
     position = checkpoint.read(stepped.folder)
     assert (position.step, position.version, position.positions) == (7, 7, (4, 5))
     assert stepped.metrics["groups_kept"] == 1  # the second group has no variance
@@ -65,7 +65,7 @@ def test_the_checkpoint_holds_the_items_and_the_step(tmp_path: Path) -> None:
 
 def test_batches_cut_a_step_into_optimiser_steps_but_one_checkpoint(tmp_path: Path) -> None:
     trainer = loop(tmp_path, batches={"kind": "by_items", "items": 1})
-    stepped = trainer.step(1, [0, 1], [group(0, 1.0, 0.0), group(1, 0.0, 1.0)])
+    stepped = trainer.step(1, [0, 1], [group(0, 1.0, 0.0), group(1, 0.0, 1.0)], 0)
     assert stepped.metrics["optimiser_steps"] == 2
     assert checkpoint.read(stepped.folder).step == 1
 
@@ -73,7 +73,7 @@ def test_batches_cut_a_step_into_optimiser_steps_but_one_checkpoint(tmp_path: Pa
 def test_a_batch_without_signal_still_makes_its_step(tmp_path: Path) -> None:
     trainer = loop(tmp_path)
     before = {name: value.clone() for name, value in trainer.engine.parameters.items()}
-    stepped = trainer.step(1, [0], [group(0, 1.0, 1.0)])
+    stepped = trainer.step(1, [0], [group(0, 1.0, 1.0)], 0)
     assert checkpoint.read(stepped.folder).positions == (0,)
     assert stepped.metrics["grad_norm"] == 0.0
     assert all((before[name] == value).all() for name, value in trainer.engine.parameters.items())
@@ -82,5 +82,22 @@ def test_a_batch_without_signal_still_makes_its_step(tmp_path: Path) -> None:
 def test_learning_rate_zero_changes_nothing(tmp_path: Path) -> None:
     trainer = loop(tmp_path, lr=0.0)
     before = {name: value.clone() for name, value in trainer.engine.parameters.items()}
-    trainer.step(1, [0], [group(0, 1.0, 0.0)])
+    trainer.step(1, [0], [group(0, 1.0, 0.0)], 0)
     assert all((before[name] == value).all() for name, value in trainer.engine.parameters.items())
+
+
+def test_filters_that_leave_nothing_teach_nothing(tmp_path: Path) -> None:
+    trainer = loop(tmp_path, process={"kind": "max_tokens", "limit": 2})
+    stepped = trainer.step(1, [0], [group(0, 1.0, 0.0)], 0)
+    assert stepped.metrics["grad_norm"] == 0.0
+    assert checkpoint.read(stepped.folder).positions == (0,)
+
+
+def test_checkpoints_an_engine_may_still_load_stay(tmp_path: Path) -> None:
+    trainer = loop(tmp_path, lr=0.0)
+    kept = []
+    for step, oldest in ((1, 0), (2, 0), (3, 1), (4, 1), (5, 4)):
+        folder = trainer.step(step, [step], [group(step, 1.0, 0.0)], oldest).folder
+        kept.append(sorted(p.name for p in folder.parent.iterdir()))
+    assert kept[3] == [f"step-{n:06d}" for n in (1, 2, 3, 4)]
+    assert kept[4] == [f"step-{n:06d}" for n in (4, 5)]

@@ -53,15 +53,12 @@ def test_a_submission_without_its_task_is_a_bug(pool: Pool) -> None:
 def test_an_item_finishes_only_with_all_its_members(pool: Pool) -> None:
     submit(pool, 0)
     assert pool.deliver(trajectory(0, 1), attempt=0) is Delivery.ACCEPTED
-    assert pool.delivered(0) == [trajectory(0, 1)]
     with pytest.raises(QueueError, match="1 of 2 members"):
         pool(ev.Finished(t=1.0, position=0, tokens=1, reward=1.0))
     assert pool.positions(ItemState.RUNNING) == [0]
     assert pool.deliver(trajectory(0, 0), attempt=0) is Delivery.COMPLETE
     pool(ev.Finished(t=1.0, position=0, tokens=1, reward=1.0))
     assert pool.trajectories(0) == [trajectory(0, m) for m in range(MEMBERS)]
-    with pytest.raises(QueueError, match="not running"):
-        pool.delivered(0)
 
 
 def test_the_first_delivery_counts(pool: Pool) -> None:
@@ -82,7 +79,6 @@ def test_a_delivery_of_an_earlier_life_is_refused(path: Path) -> None:
         second.resume(None, 5.0)
         (item,) = second.running_items()
         assert (item.position, item.attempt, item.task) == (0, 1, task(0))
-        assert second.delivered(0) == []
         assert second.deliver(trajectory(0, 0), attempt=0) is Delivery.REFUSED
         finish(second, 0, attempt=1)
         assert second.trajectories(0) == [trajectory(0, m, 1) for m in range(MEMBERS)]

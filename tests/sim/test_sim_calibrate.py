@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sim_scenarios import build, heavy_tail
 
 from forge import trace as ev
-from forge.scenario import Scenario, Sim, ToolWait
+from forge.scenario import Scenario, Sim, Stop, ToolWait
 from forge.types import ForgeError
-from sim.calibrate import Calibration, calibrate, load_run, mean_wait, to_toml
-from sim.fit import fit_line, log_normal, shared_variance
+from sim.calibrate import Calibration, calibrate, mean_wait, to_toml
+from sim.fit import fit_line, log_normal, shared_variance, usage_rows
 from sim.predict import predict
 from sim.world import simulate
 
@@ -107,20 +105,32 @@ def test_failures_are_found() -> None:
     assert found.instance_repair_s == pytest.approx(0.5, rel=1e-6)
 
 
-def test_a_run_folder_is_read_back(tmp_path: Path) -> None:
+def test_a_short_probe_is_compared_with_as_short_a_simulation() -> None:
     scenario = build({"n": 8, "batch": 4, "concurrency": 8, "group": 2})
-    (tmp_path / "scenario.resolved.json").write_text(json.dumps(scenario.model_dump(mode="json")))
-    writer = ev.TraceWriter(tmp_path / "trace.jsonl")
-    run = simulate(scenario, (writer,))
-    writer.close()
-    events, read = load_run(tmp_path)
-    assert read == scenario
-    assert [e for e in events if not isinstance(e, ev.PolicyCall)] == run.events
+    probe = simulate(scenario.model_copy(update={"stop": Stop(seconds=3.0)})).events
+    long = scenario.model_copy(update={"stop": Stop(seconds=300.0)})
+    assert calibrate(probe, long).quality == calibrate(probe, scenario).quality
 
 
-def test_user_errors(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match=r"not a run folder; it has no scenario\.resolved\.json"):
-        load_run(tmp_path)
+def usage(t: float, busy_s: float, prefill: int) -> ev.Usage:
+    return ev.Usage(t=t, busy_s=(busy_s,), steps=(int(busy_s * 100),), prefill_tokens=(prefill,), decode_tokens=(5,))
+
+
+def test_what_an_engine_did_before_the_first_item_is_not_the_runs() -> None:
+    item = ev.Submitted(t=0.0, position=0, domain="agent", difficulty=1.0, members=1)
+    rows = usage_rows([usage(0.0, 9.0, 9000), item, usage(1.0, 9.5, 9100), usage(2.0, 10.0, 9150)])
+    assert rows[:, 3].tolist() == [100.0, 50.0]
+    again = ev.Resumed(t=2.0, life=1, queue={}, items={}, step=0, version=0, published_step=0)
+    assert usage_rows([item, again, usage(3.0, 0.5, 70)])[:, 3].tolist() == [70.0]
+
+
+def test_events_whose_submission_is_lost_are_left_out() -> None:
+    scenario = build({"n": 8, "batch": 4, "concurrency": 8, "group": 2})
+    events = [e for e in simulate(scenario).events if not (isinstance(e, ev.Submitted) and e.position == 3)]
+    assert calibrate(events, scenario).sim.domains["agent"].tokens_median > 0
+
+
+def test_user_errors() -> None:
     start = ev.RunStarted(t=0.0, schema=ev.SCHEMA, world="live", scenario="x", seed=0)
     with pytest.raises(ForgeError, match="nothing to calibrate on"):
         calibrate([start], heavy_tail())

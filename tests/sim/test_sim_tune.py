@@ -16,6 +16,7 @@ from sim.candidates import Candidate, candidates
 from sim.choose import Budgets, Choice, Efficiency, Judged, choose, judge
 from sim.interval import Interval
 from sim.measure import KEYS, Figures
+from sim.predict import predict
 from sim.tune import Tuned, tune, write
 
 QUIET = Console(file=io.StringIO())
@@ -71,6 +72,10 @@ def figures(speed: float, nonstationarity: float, lag: float = 5.0) -> Figures:
     return rest | {"trained_tokens_per_s": speed, "nonstationarity": nonstationarity, "lag_items_mean": lag}
 
 
+def too_short(speed: float) -> Figures:
+    return {key: value for key, value in figures(speed, 0.0).items() if key != "nonstationarity"}
+
+
 def judged(half: list[Figures], full: list[Figures], budget: float = 1.25) -> list[Judged]:
     strict = [figures(100.0, 1.0), figures(200.0, 1.0), figures(300.0, 1.0)]
     runs = {STRICT: tuple(strict), HALF: tuple(half), FULL: tuple(full)}
@@ -98,6 +103,33 @@ def test_the_budget_is_held_by_the_upper_bound_not_the_mean() -> None:
 def test_strict_order_is_within_the_budget_by_right() -> None:
     far = [figures(500.0, 3.0)] * 3
     assert chosen(choose(judged(far, far, budget=0.5))) == STRICT
+
+
+def test_a_candidate_too_short_to_be_judged_never_wins_and_says_why() -> None:
+    far = [figures(5000.0, 0.0), too_short(5000.0), figures(5000.0, 0.0)]
+    found = judged([figures(101.0, 1.0)] * 3, far)
+    assert chosen(choose(found)) != FULL
+    full = next(j for j in found if j.candidate == FULL)
+    assert full.reason == "its runs are too short to have nonstationarity"
+    assert (full.j, full.pareto, full.feasible) == (None, False, False)
+    runs = {STRICT: tuple([too_short(1.0)] * 3)}
+    with pytest.raises(ForgeError, match="stop: no candidate can be judged: its runs are too short"):
+        choose(judge(runs, 4, Budgets(), Efficiency()))
+
+
+def test_refusals_name_the_budget() -> None:
+    runs = {HALF: tuple([figures(1.0, 1.5)] * 3)}
+    told = [judge(runs, 4, b, Efficiency())[0].reason for b in (Budgets(lag_items=4), Budgets(nonstationarity=1.25))]
+    assert told == [
+        "lag of up to 10 items, above the budget of 4",
+        "non-stationarity of up to 1.5, above the budget of 1.25",
+    ]
+
+
+def test_a_prediction_leaves_out_what_its_runs_are_too_short_for() -> None:
+    said = predict(heavy_tail(items=4), range(2))["figures"]
+    assert "nonstationarity" not in said
+    assert "trained_tokens_per_s" in said
 
 
 def test_ties_go_to_the_less_non_stationary_then_to_the_smaller_lag() -> None:
@@ -148,6 +180,7 @@ def test_the_files(written: list[Path]) -> None:
     assert len(data["candidates"]) == 2  # greedy at N = 16 would lag 30 > 24
     assert {row["window"] for row in data["candidates"]} == {1, 4}
     assert data["chosen"] in data["candidates"]
+    assert all(row["feasible"] == (row["infeasible_reason"] is None) for row in data["candidates"])
 
 
 def test_the_policy_deploys(tuned: Tuned, written: list[Path], tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from forge.control import Control
 from forge.metrics import LawCheck
 from forge.policies import Policies, WindowedFifo
 from forge.queue import ItemQueue
-from forge.scenario import Scenario
-from forge.types import ItemState
+from forge.scenario import Scenario, Stop
+from forge.types import ForgeError, ItemState
 from sim.fleet import Fleet
 from sim.measure import measure
 from sim.workload import Workload
@@ -38,7 +38,12 @@ def of_kind(events: list[ev.Event], kind: type[E]) -> list[E]:
 @given(scenarios())
 @settings(max_examples=100, deadline=None)
 def test_laws(scenario: Scenario) -> None:
-    run = simulate(scenario)
+    try:
+        run = simulate(scenario)
+    except ForgeError as error:
+        if "items died in a row" not in str(error):
+            raise
+        return
     events, queue = run.events, run.control.queue
     every_item_ends_once(events, queue)
     lag_is_bounded(events, queue)
@@ -205,7 +210,38 @@ def test_a_timeout_kills_the_item_and_frees_its_slots() -> None:
 def test_dead_members_make_dead_groups() -> None:
     sim = {"domains": {name: {"death_rate": 0.6} for name in ("agent", "reasoning")}}
     run = simulate(build({"n": 8, "batch": 2, "concurrency": 8, "group": 2}, sim=sim))
-    assert {d.reason for d in of_kind(run.events, ev.Dead)} == {"too_few_survivors"}
+    assert {d.reason for d in of_kind(run.events, ev.Dead)} == {"agent_crash"}
+
+
+def test_a_timeout_kills_members_and_two_survivors_finish_the_item() -> None:
+    scenario = build(
+        {"n": 8, "batch": 2, "concurrency": 8, "group": 4, "item_timeout_s": 0.6},
+        tool_wait={"median_s": 0.2, "sigma": 1.5, "cap_s": 50.0},
+    )
+    events = simulate(scenario).events
+    members: dict[int, list[ev.MemberDone]] = {}
+    for done in of_kind(events, ev.MemberDone):
+        members.setdefault(done.position, []).append(done)
+    survivors = {p: sum(m.reward is not None for m in group) for p, group in members.items()}
+    finished = {e.position: e.t for e in of_kind(events, ev.Finished)}
+    submitted = {e.position: e.t for e in of_kind(events, ev.Submitted)}
+    assert {p for p, count in survivors.items() if count >= 2} == set(finished)
+    partial = [p for p in finished if survivors[p] < 4]
+    assert partial
+    assert all(finished[p] == pytest.approx(submitted[p] + 0.6) for p in partial)
+    assert {m.reason for p in partial for m in members[p]} == {None, "timeout"}
+
+
+def test_a_run_in_which_every_item_dies_is_an_error_that_says_what_to_look_at() -> None:
+    sim = {"domains": {name: {"death_rate": 0.999} for name in ("agent", "reasoning")}}
+    scenario = build({"n": 4, "batch": 2, "concurrency": 4, "group": 2}, sim=sim)
+    scenario = scenario.model_copy(update={"stop": Stop(steps=3)})
+    seen: list[ev.Event] = []
+    with pytest.raises(
+        ForgeError, match="40 items died in a row and none finished, most of them of 'agent_crash': see"
+    ):
+        simulate(scenario, (seen.append,))
+    assert len(of_kind(seen, ev.Dead)) == 40
 
 
 class Never(WindowedFifo):
