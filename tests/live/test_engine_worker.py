@@ -14,6 +14,9 @@ from forge.live.engine_worker import EngineLoop
 from forge.rollout.engine import Delta, EngineRequest, Sampling
 from forge.rollout.fake_engine import FakeEngine
 
+#: Tokens of a request that is still running when the next message arrives, however slow this machine is.
+LONG = 20_000
+
 
 class Harness:
     """The loop in a thread, spoken to as its parent would."""
@@ -21,7 +24,7 @@ class Harness:
     def __init__(self, slots: int = 2) -> None:
         ours, theirs = Pipe()
         self.pipe: Connection = ours
-        self.engine = FakeEngine(slots=slots, max_context=64, vocab_size=8)
+        self.engine = FakeEngine(slots=slots, max_context=2 * LONG, vocab_size=8)
         self._thread = threading.Thread(target=self._run, args=(theirs,), daemon=True)
         self._thread.start()
         assert self.pipe.recv()[0] == "ready"
@@ -81,7 +84,7 @@ def test_every_token_arrives_once_in_order_however_bundled() -> None:
 
 def test_a_drain_holds_new_requests_back_until_the_running_ones_are_done() -> None:
     with Harness() as loop:
-        loop.add("old", 40)
+        loop.add("old", LONG)
         loop.pipe.send(("load", None, 7, True))
         loop.add("new", 3)
         got = loop.finished({"old", "new"})
@@ -95,7 +98,7 @@ def test_a_drain_holds_new_requests_back_until_the_running_ones_are_done() -> No
 
 def test_in_flight_a_running_request_goes_on_under_the_new_version() -> None:
     with Harness() as loop:
-        loop.add("a", 50)
+        loop.add("a", LONG)
         loop.until(1, "deltas")
         loop.pipe.send(("load", None, 3, False))
         got = loop.finished({"a"})
@@ -106,7 +109,7 @@ def test_in_flight_a_running_request_goes_on_under_the_new_version() -> None:
 
 def test_a_held_request_can_be_cancelled() -> None:
     with Harness() as loop:
-        loop.add("old", 60)
+        loop.add("old", LONG)
         loop.pipe.send(("load", None, 1, True))
         loop.add("held", 3)
         loop.pipe.send(("cancel", "held"))
@@ -117,9 +120,9 @@ def test_a_held_request_can_be_cancelled() -> None:
 
 def test_what_the_engine_refuses_is_told_and_the_loop_goes_on(tmp_path: Path) -> None:
     with Harness() as loop:
-        loop.pipe.send(("add", EngineRequest(id="long", prompt_ids=(1,) * 64, sampling=Sampling())))
+        loop.pipe.send(("add", EngineRequest(id="long", prompt_ids=(1,) * 2 * LONG, sampling=Sampling())))
         ((_, name, text),) = loop.until(1, "refused")
-        assert (name, "64" in text) == ("long", True)
+        assert (name, str(2 * LONG) in text) == ("long", True)
         loop.pipe.send(("load", tmp_path / "nowhere", 2, False))
         ((_, version, _),) = loop.until(1, "load_failed")
         assert version == 2
