@@ -159,11 +159,15 @@ class _DriverReplay:
 
     def step(self, events: list[ev.Event], at: int) -> int:
         self._made.clear()
+        if isinstance(events[at], ev.PolicyCall) and _is_cut(events, at + 1):
+            return 1  # killed before it could act on the decision, which the policy replay has checked
         self._ask(events, at)
         for offset, made in enumerate(self._made):
+            if offset and _is_cut(events, at + offset):
+                self.offset = 0
+                return offset
             self.offset = offset
-            traced = ev.encode(events[at + self.offset]) if at + self.offset < len(events) else "nothing more"
-            _same(f"{made.e} of the driver", traced, ev.encode(made))
+            _same(f"{made.e} of the driver", ev.encode(events[at + offset]), ev.encode(made))
         self.offset = 0
         if not self._made:
             raise _DifferenceFoundError("the driver had nothing to do", ev.encode(events[at])[:200], "no event")
@@ -211,6 +215,11 @@ class _DriverReplay:
             turn=routed.turn,
             prompt_tokens=routed.prompt_tokens,
         )
+
+
+def _is_cut(events: list[ev.Event], at: int) -> bool:
+    """A life that was killed ends anywhere, between a decision and what follows from it too."""
+    return at >= len(events) or isinstance(events[at], ev.RolledBack)
 
 
 def _same(what: str, traced: Any, replayed: Any) -> None:
