@@ -183,7 +183,7 @@ class Scenario(Section):
     """Everything a run needs besides the code. `name` and the opening comment of the file say which question."""
 
     name: str
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     stop: Stop
     queue: Queue = Queue()
     policy: Policies = Field(default_factory=Policies)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
+from forge.processes import belong_to
 from forge.scenario import Scenario
 from sim.candidates import Candidate
 from sim.measure import Figures, measure
@@ -28,9 +30,14 @@ def run_all(tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, dict[Can
         yield from map(run_task, tasks)
         return
     # spawn: a forked child would inherit the threads and locks of whatever called us
-    with ProcessPoolExecutor(min(workers, len(tasks)), mp_context=get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(
+        min(workers, len(tasks)), mp_context=get_context("spawn"), initializer=belong_to, initargs=(os.getpid(),)
+    )
+    try:
         for future in as_completed([pool.submit(run_task, task) for task in tasks]):
             yield future.result()
+    finally:  # Ctrl-C included: what has begun ends, nothing else begins
+        pool.shutdown(cancel_futures=True)
 
 
 def run_task(task: Task) -> tuple[int, dict[Candidate, Figures]]:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from forge import scenario as scenarios
+from forge import trace as ev
 from forge.cli import main
+from forge.runs import RunFolder
 
 SMALL = [
     "--set",
@@ -140,3 +143,15 @@ def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp
     folders = [(tmp_path / name / "latest").resolve() for name in ("a", "b")]
     for file in ("trace.jsonl", "summary.json", "policy.toml", "scenario.resolved.json"):
         assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes(), file
+
+
+def test_a_run_that_lost_its_pool_or_was_simulated_does_not_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    folder = RunFolder.create(tmp_path, scenarios.load("quickstart"))
+    for world, complaint in (("sim", "a simulated run; only live runs resume"), ("live", "pool.sqlite is gone")):
+        event = ev.RunStarted(t=0.0, schema=ev.SCHEMA, world=world, scenario="quickstart", seed=0)
+        folder.trace.write_text(ev.encode(event) + "\n")
+        assert forge(monkeypatch, "run", "--resume", str(folder.path)) == 2
+        assert complaint in " ".join(capsys.readouterr().err.split())

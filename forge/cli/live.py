@@ -41,23 +41,35 @@ def run(
         folder = RunFolder.open(resume, runs)
         check_resumable(folder)
     elif scenario is None:
-        raise ForgeError("name a scenario, or --resume RUN; scenarios that ship: `forge run --help`")
+        known = ", ".join(sorted(p.stem for p in scenarios.scenarios_dir().glob("*.toml")))
+        raise ForgeError(f"name a scenario, or --resume RUN; scenarios that ship: {known}")
     else:
         loaded = scenarios.load(scenario, sets or (), policy)
         check(loaded)
         folder = RunFolder.create(runs, loaded)
+        console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
     summary = train(folder, console, resume=resume is not None)
     if as_json:
         print_json(summary)
 
 
 def check_resumable(folder: RunFolder) -> None:
-    """Refuse what would be damaged by going on: a simulated run, a quickstart whose policy was never tuned."""
+    """Refuse what would be damaged by going on: a simulated run, a folder that lost its pool or its trace, a
+    quickstart whose policy was never tuned."""
+    from forge.pool.reader import PoolReader
     from forge.trace import RunStarted
 
     first = next(folder.events(), None) if folder.trace.is_file() else None
     if isinstance(first, RunStarted) and first.world != "live":
         raise ForgeError(f"{folder.path}: a simulated run; only live runs resume")
+    pool = folder.path / "pool.sqlite"
+    if first is not None and not pool.is_file():
+        raise ForgeError(f"{folder.path}: trace.jsonl tells of a run, but pool.sqlite is gone; it cannot go on")
+    if first is None and pool.is_file():
+        with PoolReader(pool) as reader:
+            items = sum(reader.counts().values())
+        if items:
+            raise ForgeError(f"{folder.path}: the pool holds {items} items, but trace.jsonl is gone; it cannot go on")
     if (folder.path / "probe").is_dir() and not (folder.path / "prediction.json").is_file():
         raise ForgeError(f"{folder.path}: this quickstart was stopped before its policy was tuned; start it again")
 

@@ -44,7 +44,7 @@ def tune(
     seeds: Annotated[int, typer.Option(min=2, help="Simulated seeds per candidate.")] = 5,
     sets: Sets = None,
     calibration: Annotated[
-        Path | None, typer.Option(help="A [sim] section fitted by `forge calibrate` to your machine.")
+        Path | None, typer.Option(help="A \\[sim] section fitted by `forge calibrate` to your machine.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +66,7 @@ def tune(
 @app.command()
 def calibrate(
     run: RunArg,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The file for the fitted [sim] section.")] = Path(
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file for the fitted \\[sim] section.")] = Path(
         "calibration.toml"
     ),
     runs: Runs = RUNS,

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import signal
 import socket
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -21,6 +18,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from forge.processes import belong_to
 from forge.types import ForgeError
 
 Message = tuple[Any, ...]
@@ -33,10 +31,6 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALL
 
 #: What a pipe raises once the other side is gone, between two messages or within one.
 GONE = (EOFError, OSError)
-
-
-#: linux/prctl.h: the signal this process gets when its parent dies.
-PR_SET_PDEATHSIG = 1
 
 
 class ChildError(RuntimeError):
@@ -125,12 +119,7 @@ class Child:
 
 
 def _main(pipe: Connection, target: Callable[..., None], args: tuple[Any, ...], parent: int) -> None:
-    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the line above
-            return
+    belong_to(parent)
     try:
         target(pipe, *args)
     except GONE:
