@@ -299,6 +299,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ForgeError(f"{path}: is a folder, not a TOML file") from None
     except UnicodeDecodeError:
         raise ForgeError(f"{path}: not a text file") from None
+    except OSError as error:
+        raise ForgeError(f"{path}: cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ForgeError(f"{path}: not valid TOML: {error}") from None
 

@@ -277,7 +277,7 @@ def read(path: Path) -> Iterator[Event]:
     """
     if not path.is_file():
         raise TraceError(f"{path}: no trace here; give a run folder that holds trace.jsonl")
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith("\n"):
                 return

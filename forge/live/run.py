@@ -24,6 +24,7 @@ from forge.train import checkpoint
 from forge.types import ForgeError
 
 TICK_S = 0.25
+HUSH_S = 2.0
 T = TypeVar("T")
 
 
@@ -41,6 +42,7 @@ async def _run(scenario: Scenario, folder: RunFolder, console: Console, resume: 
             raise ForgeError("stopped before training began; nothing was lost, start it again")
         begin(live, start)
         reason = await drive(live)
+        await hush(live.world)
         live.clock.stop()
         live.world.account_usage()
         end = await evaluate(live, "end") if reason == "done" else None
@@ -111,6 +113,16 @@ async def drive(live: Assembly) -> str:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def hush(world: LiveWorld) -> None:
+    """What is still generating is cancelled, and accounted before the run's last event; a resume plays it again."""
+    for trajectory in list(world.backend.trajectories):
+        world.backend.close(trajectory)
+    for _ in range(round(HUSH_S / 0.01)):
+        if not world.control.views.requests:
+            return
+        await asyncio.sleep(0.01)
 
 
 async def until_done(world: LiveWorld) -> str:

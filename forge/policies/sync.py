@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from forge.policies.scheduler import FORBID
@@ -34,6 +34,8 @@ class EveryK:
     kind: Literal["every_k"] = "every_k"
     k: int = 1
     mode: SyncMode = "in_flight"
+    #: step of the last publication asked for; a slow one (a drain) may not have happened yet
+    _asked: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -44,4 +46,8 @@ class EveryK:
         return self.k
 
     def decide(self, view: SyncView) -> SyncMode | None:
-        return self.mode if view.steps_unpublished >= self.k else None
+        published = view.step - view.steps_unpublished
+        if view.step - max(self._asked, published) < self.k:
+            return None
+        self._asked = view.step
+        return self.mode

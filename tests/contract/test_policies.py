@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from worlds import scenario, trace_of
 
 from forge import trace as ev
-from forge.policies import AnyRouter, AnyScheduler, AnySync, Policies
+from forge.policies import AnyRouter, AnyScheduler, AnySync, EveryK, Policies
 from forge.queue import ItemQueue, QueueShape
 from forge.scenario import Scenario, parse, resolved
 from forge.types import ItemState
@@ -178,3 +178,16 @@ def test_a_sync_never_waits_longer_than_it_promised(cls: type[Any], unpublished:
     assert mode in (None, "in_flight", "drain")
     if unpublished >= policy.publish_every:
         assert mode is not None, "the queue's validity needs a publication every publish_every steps"
+
+
+def test_a_pending_publication_is_not_asked_for_again() -> None:
+    """Under a drain the last one may still wait for running requests: k counts from when it was asked for."""
+    policy = EveryK(k=2, mode="drain")
+    asked = []
+    for step in range(1, 7):
+        view = SyncView(now=0.0, draw=0.0, step=step, version=0, steps_unpublished=step, requests_in_flight=1)
+        asked.append(policy.decide(view))
+    assert asked == [None, "drain", None, "drain", None, "drain"]
+    resumed = EveryK(k=2)
+    view = SyncView(now=0.0, draw=0.0, step=51, version=50, steps_unpublished=1, requests_in_flight=0)
+    assert resumed.decide(view) is None

@@ -128,7 +128,9 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 0, output
     assert "go on with: forge run --resume" in " ".join(output.split())
     stopped = RunFolder.open((tmp_path / "latest").resolve())
-    assert [e.reason for e in stopped.events() if isinstance(e, ev.RunEnded)] == ["stopped"]
+    last = list(stopped.events())[-1]
+    assert isinstance(last, ev.RunEnded)
+    assert last.reason == "stopped"
     resumed = subprocess.run(
         [sys.executable, "-m", "forge", "run", "--resume", str(stopped.path), "--json"], capture_output=True, text=True
     )
