@@ -18,7 +18,7 @@ from forge.control import Control
 from forge.metrics import LawCheck
 from forge.policies import Policies, WindowedFifo
 from forge.queue import ItemQueue
-from forge.scenario import Scenario, Stop
+from forge.scenario import Scenario, Stop, resolved
 from forge.types import ForgeError, ItemState
 from sim.fleet import Fleet
 from sim.measure import measure
@@ -286,7 +286,7 @@ def test_arrivals_of_one_instant_join_the_same_iteration() -> None:
 @pytest.mark.parametrize("stop", [{"seconds": 3.0}, {"steps": 3}, {"items": 7}])
 def test_a_stop_ends_submission_and_what_is_under_way_is_trained(stop: dict[str, float]) -> None:
     scenario = build({"n": 8, "batch": 4, "concurrency": 6, "group": 2})
-    run = simulate(Scenario.model_validate({**scenario.model_dump(mode="json"), "stop": stop}))
+    run = simulate(Scenario.model_validate({**resolved(scenario), "stop": stop}))
     submitted, steps = of_kind(run.events, ev.Submitted), of_kind(run.events, ev.StepStarted)
     if "seconds" in stop:
         assert submitted[-1].t < 3.0 < run.events[-1].t < 10.0
