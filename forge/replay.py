@@ -7,7 +7,6 @@ event: the driver both worlds share, led by one world's events, does what it did
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -108,7 +107,7 @@ class _PolicyReplay:
 
     def _begin_life(self, life: int) -> None:
         self._life, self._calls = life, 0
-        self._policies = copy.deepcopy(self._scenario.policy).slots()
+        self._policies = self._scenario.policy.fresh().slots()
 
     def step(self, events: list[ev.Event], at: int) -> int:
         event = events[at]
@@ -149,7 +148,7 @@ class _DriverReplay:
     def _fresh(self) -> Control:
         scenario = self._scenario
         return Control(
-            policies=copy.deepcopy(scenario.policy),
+            policies=scenario.policy.fresh(),
             shape=scenario.shape(),
             instances=scenario.engine.instances,
             group=scenario.queue.group,

@@ -1,4 +1,4 @@
-"""Families of the public reasoning-gym package (https://pypi.org/project/reasoning-gym), with its own verifiers.
+"""Families of the public reasoning-gym package, with its own verifiers.
 
 `gcd` has no tool: the model must know the answer, so it is the control that says how much is more than tool use.
 `products` gets the calculator. The package is heavy to import (sympy and more), so it is imported at first use.

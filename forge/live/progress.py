@@ -29,7 +29,6 @@ class Watcher:
         self.rewards: list[float] = []
         self.lag_last = 0
         self.lag_max = 0
-        self.lags: list[int] = []
 
     def __call__(self, event: ev.Event) -> None:
         match event:

@@ -364,6 +364,7 @@ def test_a_pool_killed_while_being_made(path: Path) -> None:
     path.touch()
     with Pool(path) as pool:
         submit(pool, 0)
+        assert pool.positions(ItemState.RUNNING) == [0]
 
 
 def test_a_torn_wal_loses_only_its_last_transaction(pool: Pool, path: Path) -> None:
