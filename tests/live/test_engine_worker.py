@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from forge.live.child import GONE
 from forge.live.engine_worker import EngineLoop
 from forge.rollout.engine import Delta, EngineRequest, Sampling
 from forge.rollout.fake_engine import FakeEngine
@@ -32,7 +33,7 @@ class Harness:
     def _run(self, pipe: Connection) -> None:
         try:
             EngineLoop(pipe, self.engine).run()
-        except EOFError:
+        except GONE:  # end of file, or a reset where messages lay unread: the parent went
             pipe.close()
 
     def __enter__(self) -> Harness:
