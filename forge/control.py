@@ -149,10 +149,12 @@ class Control:
         return taken
 
     def start_step(self, now: float, *, ending: bool) -> list[int]:
-        """The batch to train on now, or []. `ending`: nothing more will be submitted or finish."""
+        """The batch to train on now, or []. `ending`: nothing more will be submitted, so what remains once all under
+        way has ended is a batch too, however small."""
         queue = self.queue
         full = len(queue.forming) == queue.shape.batch
-        if queue.training or not (full or (ending and queue.forming)):
+        last = ending and not queue.running and not queue.finished_order
+        if queue.training or not (full or (last and queue.forming)):
             return []
         positions = tuple(queue.forming)
         self.account(ev.StepStarted(t=now, step=self.views.step + 1, positions=positions, partial=not full))

@@ -31,6 +31,7 @@ def machine() -> Json:
 
 
 def checks() -> list[Check]:
+    cores = int(runs.machine()["cores"] or 1)
     return [
         Check(
             what="Python 3.11 or newer",
@@ -40,8 +41,8 @@ def checks() -> list[Check]:
         ),
         Check(
             what="two cores (rollout and training at once)",
-            ok=len(os.sched_getaffinity(0)) >= 2,
-            found=f"{len(os.sched_getaffinity(0))}",
+            ok=cores >= 2,
+            found=f"{cores}",
             fix="a live run works on one core, slowly",
         ),
         _packages(
@@ -55,7 +56,8 @@ def checks() -> list[Check]:
         _packages("convert SmolLM2", ("gguf", "accelerate"), "pip install 'forge-rl[smollm2]'"),
         _packages("dashboard", ("streamlit",), "pip install 'forge-rl[dash]'"),
         _packages("vLLM engine", ("vllm",), "pip install 'forge-rl[vllm]' in an environment of its own"),
-        _packages("DeepSpeed training", ("deepspeed",), "pip install 'forge-rl[gpu]'"),
+        _packages("DeepSpeed training", ("deepspeed",), "pip install 'forge-rl[deepspeed]'"),
+        _merged_attention(),
         Check(what="CUDA GPU", ok=gpu_name() is not None, found=gpu_name() or "none", fix="the CPU path needs none"),
         Check(
             what="shipped model",
@@ -76,6 +78,20 @@ def checks() -> list[Check]:
             fix="run where there is room, or pass --runs DIR",
         ),
     ]
+
+
+def _merged_attention() -> Check:
+    """Which backend of prefix-tree attention trains here, and why the others do not."""
+    what = "prefix-tree attention"
+    if importlib.util.find_spec("torch") is None:
+        return Check(what=what, ok=False, found="needs torch", fix="pip install 'forge-rl[live]'")
+    import torch
+
+    from forge.train.attention import BACKENDS, automatic, unavailable
+
+    device = torch.device("cuda" if gpu_name() else "cpu")
+    others = [f"not {name}: {why}" for name in BACKENDS if (why := unavailable(name, device))]
+    return Check(what=what, ok=True, found="; ".join([f"{automatic(device)} (auto)", *others]))
 
 
 def gpu_name() -> str | None:

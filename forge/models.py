@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,13 @@ def resolve(name: str) -> Path:
         raise ForgeError(f"model.path = {name!r}: this folder has no config.json; give a Hugging Face model folder")
     hint = "; `forge model get smollm2` makes it" if name == "smollm2" else ""
     raise ForgeError(f"model.path = {name!r}: no such model; shipped: {', '.join(ships) or 'none'}{hint}")
+
+
+def check_context(folder: Path, wanted: int, key: str) -> None:
+    """Raises ForgeError where the model of `folder` was made for fewer than `wanted` tokens; `key` said how many."""
+    limit = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
+    if limit is not None and wanted > limit:
+        raise ForgeError(f"{key} = {wanted}: model {folder.name!r} was made for at most {limit}")
 
 
 def get_smollm2(target: Path = MODELS / "smollm2") -> Path:

@@ -37,11 +37,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """`difference` None: the trace replays. Counts are up to the first difference."""
+    """`difference` None: the trace replays. Counts are up to the first difference. `ended`: its last event is the
+    run's end; otherwise the run was cut, or still goes on."""
 
     events: int
     calls: int
     lives: int
+    ended: bool
     difference: Difference | None = None
 
     @property
@@ -78,6 +80,7 @@ def replay_driver(events: Iterable[ev.Event], scenario: Scenario) -> ReplayResul
 
 def _run(replayer: _PolicyReplay | _DriverReplay, events: list[ev.Event]) -> ReplayResult:
     done, calls, lives = 0, 0, 1
+    ended = bool(events) and isinstance(events[-1], ev.RunEnded)
     try:
         while done < len(events):
             count = replayer.step(events, done)
@@ -87,12 +90,12 @@ def _run(replayer: _PolicyReplay | _DriverReplay, events: list[ev.Event]) -> Rep
     except _DifferenceFoundError as found:
         at = done + replayer.offset + 1
         difference = Difference(event=at, what=found.what, traced=found.traced, replayed=found.replayed)
-        return ReplayResult(events=done, calls=calls, lives=lives, difference=difference)
+        return ReplayResult(events=done, calls=calls, lives=lives, ended=ended, difference=difference)
     except (QueueError, ev.TraceError, KeyError, IndexError) as error:
         kind = f"{events[done].e} is illegal here"
         difference = Difference(event=done + 1, what=kind, traced=ev.encode(events[done])[:200], replayed=str(error))
-        return ReplayResult(events=done, calls=calls, lives=lives, difference=difference)
-    return ReplayResult(events=done, calls=calls, lives=lives)
+        return ReplayResult(events=done, calls=calls, lives=lives, ended=ended, difference=difference)
+    return ReplayResult(events=done, calls=calls, lives=lives, ended=ended)
 
 
 class _PolicyReplay:

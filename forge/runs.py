@@ -98,6 +98,8 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path, root: str | Path = "runs") -> RunFolder:
         """A run folder by its path, by its name under `root`, or `latest`. Raises ForgeError."""
+        if not str(path).strip():
+            raise ForgeError(f"an empty name is no run; give a folder under {root}/, or `{LATEST}` for the newest")
         for candidate in (Path(path), Path(root) / path):
             if (candidate / "scenario.resolved.json").is_file():
                 return cls(candidate.resolve())

@@ -6,177 +6,21 @@ Unknown keys, wrong types and impossible values are errors that name the key's p
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from forge.policies import AnyRouter, AnyScheduler, Policies
-from forge.processing import AnyBatcher, AnyProcessor, Chain, DropZeroVariance, Survivors
 from forge.queue import QueueShape
+from forge.sections import DomainMix, EngineSection, Eval, Live, Model, Queue, Section, Sim, Stop, Train
 from forge.types import ForgeError
-
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Seconds = Annotated[float, Field(ge=0)]
-
 
 #: every `kind` of the slots that have more than one
 KINDS = {cls().kind for slot in (AnyScheduler, AnyRouter) for cls in get_args(get_args(slot)[0])}
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Stop(Section):
-    """When a run ends: at the first of these reached. Items under way then still end, and are trained on."""
-
-    seconds: Annotated[float, Field(gt=0)] | None = None
-    steps: Positive | None = None
-    items: Positive | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Stop:
-        if self.seconds is None and self.steps is None and self.items is None:
-            raise ValueError("give at least one of seconds, steps, items")
-        return self
-
-    def reached(self, seconds: float, steps: int, items: int) -> bool:
-        """Of a run that has lasted `seconds`, committed `steps` and submitted `items`."""
-        return (
-            (self.seconds is not None and seconds >= self.seconds)
-            or (self.steps is not None and steps >= self.steps)
-            or (self.items is not None and items >= self.items)
-        )
-
-
-class Queue(Section):
-    """N, P, C and the group size, all in items but the last. An item is one prompt group of `group` members."""
-
-    n: Positive = 32
-    batch: Positive = 8
-    concurrency: Positive = 16  # items under way at once, C <= N
-    group: Positive = 8
-    lag_budget: Positive | None = None  # L, items: N + W - 2 <= L; only tuning may start from a larger lag
-    item_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-
-    @model_validator(mode="after")
-    def _fits(self) -> Queue:
-        if self.concurrency > self.n:
-            raise ValueError(f"concurrency = {self.concurrency} must not exceed n = {self.n}")
-        return self
-
-
-class ToolWait(Section):
-    """Seconds a tool call waits: log-normal body, capped tail. Declared, so that live and simulated agree."""
-
-    median_s: Seconds = 0.0
-    sigma: Seconds = 1.0
-    cap_s: Seconds = 10.0
-
-
-class DomainMix(Section):
-    """One domain of the mix. Shares hold over any N consecutive submissions."""
-
-    name: str
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    tool_wait: ToolWait = ToolWait()
-
-
-class Model(Section):
-    """A Hugging Face folder, or the name of one that ships or that `forge model get` made."""
-
-    path: str = "quickstart"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    tool_prompt: Literal["template", "hermes"] = "template"
-
-
-class EngineSection(Section):
-    """Rollout instances. `kind` fake is the deterministic engine without torch."""
-
-    kind: Literal["torch", "fake"] = "torch"
-    instances: Positive = 1
-    slots: Positive = 64
-    max_context: Positive = 512
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-
-
-class Train(Section):
-    """CISPO and AdamW. The clip is [1 - e_low, 1 + e_high]; e_low = 1 means no lower bound."""
-
-    lr: Annotated[float, Field(ge=0)] = 2e-4
-    e_low: Annotated[float, Field(ge=0, le=1)] = 1.0
-    e_high: Annotated[float, Field(ge=0)] = 4.0
-    normalise: Literal["tokens", "group"] = "tokens"
-    grad_clip: Annotated[float, Field(gt=0)] = 1.0
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    micro_batch_tokens: Positive = 8192
-    process: AnyProcessor = Chain(steps=(Survivors(), DropZeroVariance()))
-    #: cuts a trainer step's batch into optimiser steps; none: one for the whole batch
-    batches: AnyBatcher | None = None
-    keep_checkpoints: Positive = 2
-
-
-class Eval(Section):
-    """Held-out tasks scored with greedy decoding before and after a run (0: none)."""
-
-    tasks: Annotated[int, Field(ge=0)] = 0
-
-
-class SimDomain(Section):
-    """Workload of one domain, fitted by `forge calibrate`. Log-normals by median and sigma; tails are capped."""
-
-    turns: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (0.3, 0.4, 0.3)  # P(1, 2, ...)
-    prompt_tokens: Positive = 48  # of the first turn
-    turn_tokens: Annotated[int, Field(ge=0)] = 16  # a later turn's prompt grows by these beside what was sampled
-    tokens_median: Annotated[float, Field(gt=0)] = 12.0  # sampled tokens per turn
-    tokens_sigma: Seconds = 0.5
-    tokens_cap: Positive = 256
-    #: share of the variance of turns, lengths and outcomes that all members of an item have in common: harder items
-    #: are longer and pass less often
-    item_share: Annotated[float, Field(ge=0, le=1)] = 0.3
-    difficulty_mean: float = 3.0
-    difficulty_sd: Seconds = 1.0
-    death_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of a member
-    reward: Annotated[float, Field(ge=0, le=1)] = 0.3
-
-    @model_validator(mode="after")
-    def _some_turns(self) -> SimDomain:
-        if sum(self.turns) <= 0:
-            raise ValueError("turns: at least one probability must be above 0")
-        return self
-
-
-class Sim(Section):
-    """The simulator's model of this machine and this work."""
-
-    #: one decode iteration takes step_s + row_s * rows + prefill_token_s * tokens prefilled in it
-    step_s: Annotated[float, Field(gt=0)] = 4e-3
-    row_s: Seconds = 1e-4
-    prefill_token_s: Seconds = 2e-5
-    cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of prompt tokens whose KV is reused
-    #: seconds of agent and gateway work around one completion, on one shared core, and its fixed latency
-    request_cpu_s: Seconds = 3e-3
-    request_latency_s: Seconds = 2e-3
-    #: a trainer step takes data_s + train_step_s + train_token_s * tokens; then it saves; an engine loads
-    data_s: Seconds = 0.0
-    train_step_s: Seconds = 0.05
-    train_token_s: Seconds = 1e-4
-    save_s: Seconds = 0.02
-    load_s: Seconds = 0.01
-    instance_mtbf_s: Annotated[float, Field(gt=0)] | None = None
-    instance_repair_s: Seconds = 5.0
-    domains: dict[str, SimDomain] = {}
-    calibrated_from: str | None = None
-
-
-class Live(Section):
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port
 
 
 class Scenario(Section):
@@ -229,12 +73,16 @@ class Scenario(Section):
         )
 
 
-def parse(data: dict[str, Any], source: str) -> Scenario:
-    """Raises ForgeError with one line per fault: `source: key.path = value: what is wrong`."""
+def parse(data: dict[str, Any], source: str, owners: Mapping[str, str] | None = None) -> Scenario:
+    """Raises ForgeError with one line per fault: `source: key.path = value: what is wrong`.
+
+    `owners` names the source of the keys at and under a path where it is another than `source`; the longest path
+    counts.
+    """
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise ForgeError("\n".join(_explain(error, source))) from None
+        raise ForgeError("\n".join(_explain(error, source, owners or {}))) from None
 
 
 def load(
@@ -251,11 +99,13 @@ def load(
     `tuning`: the lag budget is what is to be reached, so it may still be exceeded.
     """
     data = read_toml(find(path))
+    owners: dict[str, str] = {}
     if calibration is not None:
         fitted = read_toml(Path(calibration))
         if set(fitted) != {"sim"}:
             raise ForgeError(f"{calibration}: not a calibration; it must hold one section, [sim]")
         data |= fitted
+        owners["sim"] = str(calibration)
     if policy is not None:
         tuned = read_toml(Path(policy))
         queue = tuned.pop("queue", {})
@@ -264,9 +114,10 @@ def load(
                 raise ForgeError(f"{source}: queue = {table!r}: must be a table")
         data["policy"] = tuned
         data["queue"] |= queue
+        owners |= {"policy": str(policy), **{f"queue.{key}": str(policy) for key in queue}}
     for setting in sets:
-        apply_setting(data, setting)
-    scenario = parse(data, str(path))
+        owners[apply_setting(data, setting)] = f"--set {setting}"
+    scenario = parse(data, str(path), owners)
     if not tuning:
         scenario.check_lag_budget()
     return scenario
@@ -303,10 +154,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ForgeError(f"{path}: cannot be read: {error.strerror}") from None
     except tomllib.TOMLDecodeError as error:
         raise ForgeError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ForgeError(f"{path}: nested too deeply") from None
 
 
-def apply_setting(data: dict[str, Any], setting: str) -> None:
-    """Put `a.b.c=value` into nested tables. The value is TOML; a bare word is a string.
+def apply_setting(data: dict[str, Any], setting: str) -> str:
+    """Put `a.b.c=value` into nested tables and return the key's path. The value is TOML; a bare word is a string.
 
     Changing the `kind` of a policy or a processor drops the old kind's other keys, which the new one would not know.
     """
@@ -318,6 +171,8 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
         value = tomllib.loads(f"v = {text.strip()}")["v"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except RecursionError:
+        raise ForgeError(f"--set {key}: the value is nested too deeply") from None
     table = data
     for depth, part in enumerate(parts[:-1]):
         table = table.setdefault(part, {})
@@ -327,6 +182,7 @@ def apply_setting(data: dict[str, Any], setting: str) -> None:
     if of_kinds and parts[-1] == "kind" and table.get("kind") != value:
         table.clear()
     table[parts[-1]] = value
+    return ".".join(parts)
 
 
 def policy_toml(policies: Policies, queue: dict[str, Any] | None = None, comment: str = "") -> str:
@@ -350,13 +206,15 @@ def _configuration(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {slot: {k: v for k, v in keys.items() if not k.startswith("_")} for slot, keys in slots.items()}
 
 
-def _explain(error: ValidationError, source: str) -> list[str]:
+def _explain(error: ValidationError, source: str, owners: Mapping[str, str]) -> list[str]:
     lines = []
     for fault in error.errors():
         loc = [str(part) for part in fault["loc"]]
         if len(loc) > 2 and loc[0] == "policy" and loc[2] in KINDS:
             del loc[2]  # pydantic inserts the union's tag, which is no key of the file
-        path = ".".join(loc) or "scenario"
+        if fault["type"] == "union_tag_invalid":
+            loc.append("kind")
+        path = ".".join(loc)
         match fault["type"]:
             case "extra_forbidden" | "unexpected_keyword_argument":
                 text = f"{path}: unknown key; check its spelling"
@@ -366,6 +224,12 @@ def _explain(error: ValidationError, source: str) -> list[str]:
                 message = fault["msg"].removeprefix("Value error, ")
                 value = fault["input"]
                 shown = "" if isinstance(value, dict | BaseModel) else f" = {value!r}"
-                text = f"{path}{shown}: {message}"
-        lines.append(f"{source}: {text}")
+                # A fault of the whole has no path; its message names the keys.
+                text = f"{path}{shown}: {message}" if path else message
+        lines.append(f"{_owner(path, owners, source)}: {text}")
     return lines
+
+
+def _owner(path: str, owners: Mapping[str, str], source: str) -> str:
+    over = [key for key in owners if f"{path}.".startswith(f"{key}.")]
+    return owners[max(over, key=len)] if over else source

@@ -286,7 +286,8 @@ def read(path: Path) -> Iterator[Event]:
             except TraceError as error:
                 raise TraceError(f"{path}:{number}: {error}") from None
             if number == 1 and not (isinstance(event, RunStarted) and event.schema == SCHEMA):
-                raise TraceError(f"{path}:1: not a trace of schema {SCHEMA}")
+                found = f"schema {event.schema}" if isinstance(event, RunStarted) else f"{event.e!r} first"
+                raise TraceError(f"{path}:1: a trace of schema {SCHEMA} begins with run_started; here is {found}")
             yield event
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import tomli_w
 
 from forge import trace as ev
-from forge.scenario import DomainMix, Scenario, Sim, SimDomain, Stop, ToolWait
+from forge.scenario import Scenario
+from forge.sections import DomainMix, Sim, SimDomain, Stop, ToolWait
 from forge.types import ForgeError
 from sim.fit import fit_core, fit_domain, fit_line, shared_variance, usage_rows
 from sim.measure import intervals, measure

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from forge.metrics.intervals import Interval, mean_interval
 from forge.types import ForgeError
 from sim.candidates import Candidate
-from sim.interval import Interval
 from sim.measure import KEYS, Figures, intervals
 
 #: Non-stationarities closer than this are the same to us: then the smaller lag bound decides.
@@ -140,7 +140,7 @@ def _unrest(judged: Judged) -> float:
 def _ties(one: Judged, fastest: Judged) -> bool:
     """The 95% interval of the paired difference in throughput contains 0."""
     pairs = zip(fastest.runs, one.runs, strict=True)
-    return Interval.of([a["trained_tokens_per_s"] - b["trained_tokens_per_s"] for a, b in pairs]).low <= 0.0
+    return mean_interval([a["trained_tokens_per_s"] - b["trained_tokens_per_s"] for a, b in pairs]).low <= 0.0
 
 
 def _mark_pareto(judged: list[Judged]) -> list[Judged]:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from forge.scenario import Sim
+from forge.sections import Sim
 from sim.clock import to_ns
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from forge import trace as ev
 from forge.metrics import summarise
+from forge.metrics.intervals import Interval, mean_interval
 from forge.scenario import Scenario
-from sim.interval import Interval
 
 Figures = dict[str, float]
 
@@ -34,4 +34,4 @@ def measure(events: Sequence[ev.Event], scenario: Scenario) -> Figures:
 
 def intervals(runs: Sequence[Mapping[str, float]]) -> dict[str, Interval]:
     """Figure by figure over the seeds; only figures that every run has."""
-    return {key: Interval.of([run[key] for run in runs]) for key in runs[0] if all(key in run for run in runs)}
+    return {key: mean_interval([run[key] for run in runs]) for key in runs[0] if all(key in run for run in runs)}

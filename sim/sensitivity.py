@@ -8,8 +8,8 @@ from typing import Any
 
 import matplotlib
 
+from forge.metrics.intervals import Interval
 from sim.choose import Judged
-from sim.interval import Interval
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

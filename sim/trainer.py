@@ -7,7 +7,7 @@ from typing import Any
 
 from forge.control import Control
 from forge.policies.sync import SyncMode
-from forge.scenario import Sim
+from forge.sections import Sim
 from sim.clock import to_ns, to_s
 from sim.fleet import Fleet
 

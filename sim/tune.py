@@ -39,18 +39,23 @@ class Tuned:
         unrest = chosen.figures["nonstationarity"]
         c, speed = chosen.candidate, chosen.figures["trained_tokens_per_s"]
         limit = "none" if budgets.lag_items is None else f"{budgets.lag_items} items"
-        return "\n".join(
-            (
-                f"Tuned in simulation on scenario {self.scenario.name!r}, seeds {_span(self.seeds)}: "
-                f"W = {c.window} of N = {c.n}, concurrency {c.concurrency}.",
-                f"Trained tokens/s {speed.mean:.4g} [{speed.low:.4g}, {speed.high:.4g}] (95% over seeds), lag at most "
-                f"{c.lag_bound} items, non-stationarity {unrest.mean:.2f} "
-                f"[{unrest.low:.2f}, {unrest.high:.2f}] (1 is random order).",
-                f"Objective: most trained tokens/s with non-stationarity's upper bound <= "
-                f"{budgets.nonstationarity:g} and lag budget {limit}; of {self.choice.tied} that tie with the fastest "
-                f"(of {self.choice.feasible} feasible, {len(self.judged)} tried): least non-stationary, smallest lag.",
+        lines = [
+            f"Tuned in simulation on scenario {self.scenario.name!r}, seeds {_span(self.seeds)}: "
+            f"W = {c.window} of N = {c.n}, concurrency {c.concurrency}.",
+            f"Trained tokens/s {speed.mean:.4g} [{speed.low:.4g}, {speed.high:.4g}] (95% over seeds), lag at most "
+            f"{c.lag_bound} items, non-stationarity {unrest.mean:.2f} "
+            f"[{unrest.low:.2f}, {unrest.high:.2f}] (1 is random order).",
+            f"Objective: most trained tokens/s with non-stationarity's upper bound <= "
+            f"{budgets.nonstationarity:g} (strict order, W = 1, meets it by right) and lag budget {limit}; of "
+            f"{self.choice.tied} that tie with the fastest (of {self.choice.feasible} feasible, {len(self.judged)} "
+            f"tried): least non-stationary, smallest lag.",
+        ]
+        if all(j.candidate.window == 1 for j in self.judged if j.feasible):
+            lines.append(
+                f"Only strict order was left to choose from: every window above 1 is over a budget, judged on "
+                f"{len(self.seeds)} seeds; more seeds (--seeds) narrow the bounds."
             )
-        )
+        return "\n".join(lines)
 
 
 def tune(

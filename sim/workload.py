@@ -13,7 +13,8 @@ from itertools import accumulate
 import numpy as np
 
 from forge.mix import Mix
-from forge.scenario import Scenario, SimDomain, ToolWait
+from forge.scenario import Scenario
+from forge.sections import SimDomain, ToolWait
 
 _OWN = 4  # draws of a member besides those of its turns: death, turn of death, turns, reward
 

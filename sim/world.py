@@ -98,8 +98,7 @@ class World:
         self._stopping = self._stopping or self._reached_stop()
         while True:
             self._control.take(self._now())
-            ending = self._stopping and self._control.queue.running == 0
-            batch = self._control.start_step(self._now(), ending=ending)
+            batch = self._control.start_step(self._now(), ending=self._stopping)
             if not batch:
                 break
             self._trainer.train(sum(self._agents.train_tokens.pop(p) for p in batch))

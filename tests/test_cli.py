@@ -56,6 +56,14 @@ def forge(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
         (["serve", "gpt-17"], "model.path = 'gpt-17': no such model"),
         (["model", "get", "gpt-17"], "only smollm2"),
         (["nonsense"], "No such command"),
+        (["sim", "x" * 300], "x: File name too long"),
+        (["replay", "x" * 300], "scenario.resolved.json: File name too long"),
+        (["replay", ""], "an empty name is no run"),
+        (["run", "--resume", ""], "an empty name is no run"),
+        (["sim", "quickstart", "--set", "queue.n=" + "[" * 3000], "--set queue.n: the value is nested too deeply"),
+        (["sim", "quickstart", "--set", "queue.batch=99"], "error: quickstart: queue would deadlock"),
+        (["sim", "quickstart", "--set", "queue.n=many"], "error: --set queue.n=many: queue.n = 'many'"),
+        (["serve", "quickstart", "--max-context", "100000"], "--max-context = 100000: model 'quickstart'"),
         (["sim", "quickstart", "--set", "stop.seconds=inf"], "stop.seconds = inf: Input should be a finite number"),
         (["tune", "quickstart", "-o", "/dev/null/policy.toml"], "/dev/null/policy.toml: cannot be written"),
         (["tune", "quickstart", "-o", "/"], "/: cannot be written: it is a folder"),
@@ -118,6 +126,59 @@ def test_sim_then_replay_then_report(
     folder = (tmp_path / "latest").resolve()
     for name in ("scenario.resolved.json", "policy.toml", "trace.jsonl", "summary.json", "meta.json", "report.html"):
         assert (folder / name).stat().st_size > 0
+
+
+def test_a_trace_without_its_end_is_said_to_be_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = ["--runs", str(tmp_path)]
+    assert forge(monkeypatch, "sim", "quickstart", *SMALL, *runs) == 0
+    trace = (tmp_path / "latest" / "trace.jsonl").resolve()
+    assert forge(monkeypatch, "replay", "latest", *runs) == 0
+    assert "no end" not in capsys.readouterr().out
+    trace.write_text("".join(trace.read_text().splitlines(keepends=True)[:-1]))
+    assert forge(monkeypatch, "replay", "latest", *runs) == 0
+    assert "the trace has no end" in capsys.readouterr().out
+
+
+def test_a_report_says_when_a_trace_breaks_the_laws(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = ["--runs", str(tmp_path)]
+    assert forge(monkeypatch, "sim", "quickstart", *SMALL, *runs) == 0
+    assert forge(monkeypatch, "report", "latest", *runs) == 0
+    assert "warning" not in capsys.readouterr().err
+    trace = (tmp_path / "latest" / "trace.jsonl").resolve()
+    lines = trace.read_text().splitlines(keepends=True)
+    trace.write_text("".join(line for line in lines if '"e":"published"' not in line))
+    assert forge(monkeypatch, "report", "latest", *runs) == 0
+    assert "the queue's laws are broken" in capsys.readouterr().err
+    assert forge(monkeypatch, "report", "latest", *runs, "-o", str(tmp_path / "out")) == 2
+    assert "is for a comparison" in capsys.readouterr().err
+
+
+def test_a_comparison_into_a_file_is_a_user_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = ["--runs", str(tmp_path / "runs")]
+    for kind in ("greedy", "strict_fifo"):
+        args = ("sim", "quickstart", *SMALL, *runs, "--set", f"policy.scheduler.kind={kind}")
+        assert forge(monkeypatch, *args) == 0
+    (tmp_path / "file").touch()
+    folders = [str(p) for p in (tmp_path / "runs").iterdir() if not p.is_symlink()]
+    assert forge(monkeypatch, "report", *folders, "-o", str(tmp_path / "file")) == 2
+    assert "file: File exists" in capsys.readouterr().err
+
+
+def test_faults_are_laid_to_the_file_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    policy = tmp_path / "tuned.toml"
+    policy.write_text('[scheduler]\nkind = "windowed_fifo"\nfractoin = 0.3\n\n[queue]\nn = "x"\n')
+    assert forge(monkeypatch, "sim", "quickstart", "--policy", str(policy)) == 2
+    errors = capsys.readouterr().err
+    assert f"{policy}: policy.scheduler.fractoin: unknown key" in errors
+    assert f"{policy}: queue.n = 'x'" in errors
 
 
 def test_replay_finds_a_changed_decision(

@@ -18,15 +18,17 @@ PURE = {
     "forge.queue": 1,
     "forge.trace": 1,
     "forge.mix": 1,
+    "forge.forest": 1,
     "forge.views": 2,
     "forge.policies": 3,
     "forge.processing": 4,
-    "forge.scenario": 5,
+    "forge.sections": 5,
+    "forge.scenario": 6,
     "forge.control": 5,
-    "forge.metrics": 6,
+    "forge.metrics": 7,
 }
 IMPURE = {"torch", "simpy", "asyncio", "time", "random"}
-LIVE = ("gateway", "pool", "rollout", "train", "agents", "domains", "live")
+LIVE = ("gateway", "pool", "rollout", "train", "agents", "domains", "live", "bench")
 CLI = "forge.cli"
 
 

@@ -341,8 +341,8 @@ def test_paired_interval_against_the_normal_formula() -> None:
     differences = np.array([end[t] - start[t] for t in start])
     half = 1.96 * differences.std() / math.sqrt(400)
     assert got.mean == pytest.approx(differences.mean())
-    assert (got.low or 0) == pytest.approx(differences.mean() - half, abs=0.005)
-    assert (got.high or 0) == pytest.approx(differences.mean() + half, abs=0.005)
+    assert got.low == pytest.approx(differences.mean() - half, abs=0.005)
+    assert got.high == pytest.approx(differences.mean() + half, abs=0.005)
     assert got == paired_interval(start, end), "seeded"
 
 
@@ -351,12 +351,14 @@ def test_intervals_refuse_what_would_flatter() -> None:
         paired_interval({"a": 0.0, "b": 0.0}, {"a": 1.0})
     with pytest.raises(ForgeError, match="no tasks"):
         paired_interval({}, {})
-    assert mean_interval([2.0]).low is None
+    one = mean_interval([2.0])
+    assert not one.is_bounded
+    assert one.to_dict() == {"mean": 2.0, "low": None, "high": None, "n": 1}
     three = mean_interval([1.0, 2.0, 3.0])
     assert three.high == pytest.approx(2 + 4.303 / math.sqrt(3))
     assert three.overlaps(mean_interval([5.0, 5.1])) is True
     assert three.overlaps(mean_interval([50.0, 50.1])) is False
-    assert three.overlaps(mean_interval([2.0])) is None
+    assert three.overlaps(one), "one observation rules nothing out"
 
 
 # --- random worlds ------

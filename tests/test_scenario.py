@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.scenario import Stop, apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
+from forge.scenario import apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
+from forge.sections import Stop
 from forge.types import ForgeError
 
 GOOD = 'name = "x"\nstop = { items = 5 }\ndomains = [{ name = "a" }]\n'

@@ -13,7 +13,7 @@ import openai
 
 from forge.domains.base import Domain, Task, opening
 from forge.domains.tools import run_tool
-from forge.scenario import ToolWait
+from forge.sections import ToolWait
 from forge.types import DeathReason, Outcome
 
 

@@ -5,6 +5,7 @@ Child processes of a live run import this module again, so it must stay light.
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 
@@ -21,10 +22,23 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+#: what the file system says of a path somebody gave: too long, no permission, a file for a folder, a full disk
+USERS = {
+    errno.ENAMETOOLONG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENOSPC,
+    errno.EDQUOT,
+}
+
 
 def main() -> int:
     """Exit code 0, 2 for user errors (one clear line each), 1 for our own."""
-    from forge.cli import live, quickstart, simulate  # noqa: F401 - each registers its commands
+    from forge.cli import bench, live, quickstart, simulate  # noqa: F401 - each registers its commands
 
     try:
         app()
@@ -34,7 +48,10 @@ def main() -> int:
         return 2
     except SystemExit as left:  # how typer ends every command, and refuses a wrong option (2)
         return int(left.code or 0)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in USERS and error.filename is not None:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 2
         traceback.print_exc()
         print("error: this is a fault in Forge; please report it with the lines above", file=sys.stderr)
         return 1

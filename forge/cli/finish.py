@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -16,8 +18,16 @@ def finish(folder: RunFolder) -> Json:
     summary = summarise(folder.events(), folder.scenario())
     folder.write("summary.json", summary)
     folder.end_life()
+    warn(folder, summary)
     write_report(folder)
     return summary
+
+
+def warn(folder: RunFolder, summary: Json) -> None:
+    """On stderr, where a trace breaks the queue's laws: its figures are those of no legal run."""
+    broken = summary["law_violations"]
+    if broken:
+        print(f"warning: {folder.trace}: the queue's laws are broken, first at {broken[0]}", file=sys.stderr)
 
 
 def show_headline(console: Console, folder: RunFolder, summary: Json) -> None:

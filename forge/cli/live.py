@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -77,12 +76,9 @@ def check_resumable(folder: RunFolder) -> None:
 def check(scenario: Scenario) -> None:
     """What would fail later, before a folder is made: an unknown model or domain, more context than the model has."""
     from forge.domains.registry import get_domain
-    from forge.models import resolve
+    from forge.models import check_context, resolve
 
-    config = json.loads((resolve(scenario.model.path) / "config.json").read_text(encoding="utf-8"))
-    limit, wanted = config.get("max_position_embeddings"), scenario.engine.max_context
-    if limit is not None and wanted > limit:
-        raise ForgeError(f"engine.max_context = {wanted}: model {scenario.model.path!r} was made for at most {limit}")
+    check_context(resolve(scenario.model.path), scenario.engine.max_context, "engine.max_context")
     if scenario.queue.group < 2:
         raise ForgeError(f"queue.group = {scenario.queue.group}: a live run needs 2 or more for a baseline")
     for domain in scenario.domains:

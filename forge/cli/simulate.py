@@ -73,11 +73,14 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Fit the simulator to a live run's trace."""
+    from forge.cli.finish import warn
+    from forge.metrics import summarise
     from forge.runs import RunFolder
     from sim.calibrate import calibrate, to_toml
 
     folder = RunFolder.open(run, runs)
     check_out(out)
+    warn(folder, summarise(folder.events(), folder.scenario()))
     fitted = calibrate(list(folder.events()), folder.scenario(), source=folder.path.name)
     out.write_text(to_toml(fitted), encoding="utf-8")
     if as_json:
@@ -101,6 +104,8 @@ def replay(run: RunArg, runs: Runs = RUNS, as_json: AsJson = False) -> None:
         print_json(asdict(result))
     elif result.difference is None:
         print(f"same: {result.events} events, {result.calls} policy calls, {result.lives} lives")
+        if not result.ended:
+            print("the trace has no end: the run was killed, or still goes on")
     else:
         print(result.difference)
     if result.difference is not None:
@@ -110,16 +115,24 @@ def replay(run: RunArg, runs: Runs = RUNS, as_json: AsJson = False) -> None:
 @app.command()
 def report(
     run: Annotated[list[str], typer.Argument(help="One run for its report; several for a comparison.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of a comparison.")] = Path("comparison"),
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Folder of a comparison; by default comparison/.")
+    ] = None,
     runs: Runs = RUNS,
 ) -> None:
     """Write report.html of a run again, or compare several runs by policy."""
+    from forge.cli.finish import warn
+    from forge.metrics import summarise
     from forge.report.comparison import write_comparison
     from forge.report.page import write_report
     from forge.runs import RunFolder
 
     folders = [RunFolder.open(r, runs) for r in run]
-    print(write_report(folders[0]) if len(folders) == 1 else write_comparison(folders, out))
+    if len(folders) == 1 and out is not None:
+        raise ForgeError(f"--out {out}: is for a comparison of several runs; the report of one goes into its folder")
+    for folder in folders:
+        warn(folder, summarise(folder.events(), folder.scenario()))
+    print(write_report(folders[0]) if len(folders) == 1 else write_comparison(folders, out or Path("comparison")))
 
 
 @app.command()
@@ -140,7 +153,7 @@ def doctor(as_json: AsJson = False) -> None:
         mark = "[green]ok[/]" if check.ok else "[yellow]--[/]"
         table.add_row(mark, check.what, escape(check.found), "" if check.ok else escape(check.fix))
     console = Console()
-    console.print(" · ".join(f"{k} {v}" for k, v in machine().items()), highlight=False)
+    console.print(" · ".join(f"{k} {'none' if v is None else v}" for k, v in machine().items()), highlight=False)
     console.print(table)
 
 

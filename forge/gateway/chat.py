@@ -69,6 +69,13 @@ class HfChatCodec:
         except (UnicodeEncodeError, TypeError) as error:  # the tokenizer's word for a string that is no text
             raise ChatError("the messages hold half a surrogate pair, which is no text") from error
 
+    @property
+    def shows_tools(self) -> bool:
+        """Whether the prompt tells the model of its tools."""
+        user = [{"role": "user", "content": "?"}]
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
+        return self.prompt(user, [tool]) != self.prompt(user, [])
+
     def decode(self, ids: Sequence[int]) -> str:
         kept = [index for index in ids if index not in self._stops]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)

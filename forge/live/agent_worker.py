@@ -15,7 +15,7 @@ import openai
 from forge.agents.loop import ToolClock, run_episode
 from forge.domains.base import Task
 from forge.domains.registry import get_domain, warm_up
-from forge.scenario import ToolWait
+from forge.sections import ToolWait
 from forge.types import DeathReason, Outcome
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from forge import trace as ev
 from forge.control import Control
@@ -31,8 +31,7 @@ class OpenTrajectory:
 
 
 class LiveBackend:
-    """Implements `forge.gateway.backend.Backend`. Temperature and top_p are the run's, not the agent's: training
-    needs the distribution sampled to be the one the loss assumes."""
+    """Implements `forge.gateway.backend.Backend`; the gateway before it pins the sampling to what `open` gives."""
 
     def __init__(self, *, model: str, fleet: Fleet, control: Control, clock: Callable[[], float]) -> None:
         self._model = model
@@ -70,8 +69,7 @@ class LiveBackend:
         """A late completion of a trajectory already closed (its item timed out) is dropped with it."""
         known = self.trajectories.get(completion.trajectory)
         if known is not None:
-            exact = replace(completion, temperature=known.sampling.temperature, index=len(known.completions))
-            known.completions.append(exact)
+            known.completions.append(completion)
 
     async def generate(
         self, trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling
@@ -79,7 +77,6 @@ class LiveBackend:
         known = self._find(trajectory)
         request = f"{trajectory}.{known.requests}"
         known.requests += 1
-        sampling = replace(sampling, temperature=known.sampling.temperature, top_p=known.sampling.top_p)
         while not self._fleet.versions():  # every engine is being restarted: the request waits, as any queued one
             await asyncio.sleep(RESTART_POLL_S)
         instance = self._place(known, request, len(prompt_ids))

@@ -15,7 +15,8 @@ from forge.live.backend import LiveBackend, OpenTrajectory
 from forge.live.child import Child
 from forge.mix import Mix
 from forge.rollout.engine import Sampling
-from forge.scenario import Scenario, ToolWait
+from forge.scenario import Scenario
+from forge.sections import ToolWait
 from forge.types import ForgeError, Outcome
 
 #: The held-out set is the same for every seed of a scenario, so that runs can be compared task by task.

@@ -12,7 +12,7 @@ from forge.gateway.chat import HfChatCodec, ToolPrompt
 from forge.gateway.local import EngineBackend
 from forge.gateway.server import loop_factory, serve
 from forge.live.engine_worker import make_engine
-from forge.models import resolve
+from forge.models import check_context, resolve
 from forge.scenario import parse
 from forge.types import ForgeError
 
@@ -23,7 +23,10 @@ def serve_model(model: str, *, port: int, slots: int, max_context: int, tool_pro
     if prompt is None:
         raise ForgeError(f"--tool-prompt {tool_prompt}: must be one of {', '.join(get_args(ToolPrompt))}")
     folder = resolve(model)
+    check_context(folder, max_context, "--max-context")
     codec = HfChatCodec(folder, prompt)
+    if not codec.shows_tools:
+        console.print(f"{model}: its chat template ignores `tools`; agents that need them: --tool-prompt hermes")
     scenario = parse(
         {
             "name": "serve",

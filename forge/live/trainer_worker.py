@@ -8,6 +8,7 @@ The checkpoint is whole and on disk before "stepped" is sent; it is what commits
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,12 @@ from pathlib import Path
 from forge.processing import Group, Survivors, longest_context, sampled
 from forge.scenario import Scenario
 from forge.train.engine import StepMetrics, TrainConfig, TrainEngine
+from forge.train.protocol import Trainer
 from forge.train.samples import batch_samples
 from forge.types import TrainSample, Trajectory
+
+#: in the run folder: what DeepSpeed and torchrun print
+LOG = "deepspeed.log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +48,14 @@ def train_config(scenario: Scenario) -> TrainConfig:
         weight_decay=section.weight_decay,
         max_grad_norm=section.grad_clip,
         token_budget=section.micro_batch_tokens,
+        merge=section.merge,
+        attention=section.attention,
         cispo=CispoConfig(e_low=section.e_low, e_high=section.e_high, normalise=section.normalise),
     )
 
 
 class TrainerLoop:
-    def __init__(self, pipe: Connection, scenario: Scenario, engine: TrainEngine, checkpoints: Path) -> None:
+    def __init__(self, pipe: Connection, scenario: Scenario, engine: Trainer, checkpoints: Path) -> None:
         self.pipe = pipe
         self.scenario = scenario
         self.engine = engine
@@ -104,6 +111,7 @@ def flat(steps: Sequence[StepMetrics]) -> dict[str, float | None]:
         "update_variance": mean([m.update_variance for m in steps]),
         "entropy": mean([m.entropy for m in steps]),
         "loss_tokens": float(sum(m.loss_tokens for m in steps)),
+        "flat_tokens": float(sum(m.flat_tokens for m in steps)),
         "forward_tokens": float(sum(m.forward_tokens for m in steps)),
         "skipped_samples": float(sum(m.skipped_samples for m in steps)),
         "ratio_mean": mean([r.mean for r in ratios]),
@@ -123,6 +131,18 @@ def main(pipe: Connection, scenario: Scenario, model_dir: Path, newest: Path | N
     import torch
 
     torch.set_num_threads(1)
-    config = train_config(scenario)
-    engine = TrainEngine.resume(newest, config)[0] if newest else TrainEngine(model_dir, config)
-    TrainerLoop(pipe, scenario, engine, checkpoints).run()
+    with contextlib.closing(train_engine(scenario, model_dir, newest, checkpoints.parent / LOG)) as engine:
+        TrainerLoop(pipe, scenario, engine, checkpoints).run()
+
+
+def train_engine(scenario: Scenario, model_dir: Path, newest: Path | None, log: Path) -> Trainer:
+    """The train engine that the scenario names. Raises ForgeError where it cannot be had."""
+    section, config = scenario.train, train_config(scenario)
+    if section.engine == "torch":
+        return TrainEngine.resume(newest, config)[0] if newest else TrainEngine(model_dir, config)
+    from forge.train.zero.engine import ZeroEngine
+
+    ranks, stage = section.ranks, section.zero
+    if newest:
+        return ZeroEngine.resume(newest, config, ranks=ranks, stage=stage, log=log)[0]
+    return ZeroEngine(model_dir, config, ranks=ranks, stage=stage, log=log)

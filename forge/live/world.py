@@ -78,7 +78,7 @@ class LiveWorld:
             return
         now, queue = self.clock(), self.control.queue
         self.control.take(now)
-        positions = self.control.start_step(now, ending=self.is_ending and self._nothing_more())
+        positions = self.control.start_step(now, ending=self.is_ending)
         if positions:
             batch = self.pool.batch(positions)
             self.trainer.send("step", self.control.views.step + 1, positions, batch, self.fleet.newest)
@@ -86,10 +86,6 @@ class LiveWorld:
             self._submit()
         if self.is_ending and queue.open_items == 0 and self._all_published():
             self.done = True
-
-    def _nothing_more(self) -> bool:
-        queue = self.control.queue
-        return queue.running == 0 and not queue.finished_order
 
     def _all_published(self) -> bool:
         """The last version of a run is always published, whatever the policy would wait for."""

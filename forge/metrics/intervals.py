@@ -31,18 +31,24 @@ def t95(samples: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean with its 95% bounds over `n` observations. Bounds are None where `n` is too small to have any."""
+    """A mean with its 95% bounds over `n` observations. One observation has no spread: its bounds are infinite."""
 
     mean: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
     n: int
 
-    def overlaps(self, other: Interval) -> bool | None:
-        """None where either has no bounds."""
-        if self.low is None or self.high is None or other.low is None or other.high is None:
-            return None
+    @property
+    def is_bounded(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high
+
+    def to_dict(self) -> dict[str, float | None]:
+        """For JSON, which knows no infinity: null instead."""
+        bounds = (self.low, self.high) if self.is_bounded else (None, None)
+        return {"mean": self.mean, "low": bounds[0], "high": bounds[1], "n": self.n}
 
 
 def paired_interval(
@@ -71,7 +77,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     n = len(values)
     mean = math.fsum(values) / n
     if n < 2:
-        return Interval(mean=mean, low=None, high=None, n=n)
+        return Interval(mean=mean, low=-math.inf, high=math.inf, n=n)
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     half = t95(n) * math.sqrt(variance / n)
     return Interval(mean=mean, low=mean - half, high=mean + half, n=n)

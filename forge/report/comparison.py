@@ -38,6 +38,13 @@ class Group:
     predicted: dict[str, Interval]
     law_violations: int
 
+    def to_dict(self) -> Json:
+        figures = {
+            key: {name: interval.to_dict() for name, interval in getattr(self, key).items()}
+            for key in ("measured", "predicted")
+        }
+        return {"name": self.name, "seeds": self.seeds, **figures, "law_violations": self.law_violations}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -58,7 +65,9 @@ def write_comparison(folders: Sequence[RunFolder], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         picture = save(_plot(groups), out / "comparison.png")
-    write_json(out / "comparison.json", {"groups": [asdict(g) for g in groups], "orders": [asdict(o) for o in orders]})
+    write_json(
+        out / "comparison.json", {"groups": [g.to_dict() for g in groups], "orders": [asdict(o) for o in orders]}
+    )
     columns = [(key, *COMPARED[key]) for key in SHOWN]
     path = out / "comparison.html"
     write_text(path, render("comparison.html", groups=groups, orders=orders, columns=columns, picture=picture))
@@ -107,10 +116,9 @@ def judge(key: str, a: Group, b: Group) -> Order | None:
         return None
     if a.measured[key].mean < b.measured[key].mean:
         a, b = b, a
-    overlap = a.measured[key].overlaps(b.measured[key])
-    if overlap is None:
+    if not (a.measured[key].is_bounded and b.measured[key].is_bounded):
         verdict = "too few seeds for an interval"
-    elif overlap:
+    elif a.measured[key].overlaps(b.measured[key]):
         verdict = "intervals overlap: no order to predict"
     elif key not in a.predicted or key not in b.predicted:
         verdict = "no prediction"
@@ -141,6 +149,6 @@ def _point(ax: object, y: float, interval: Interval | None, colour: str, label: 
     if interval is None:
         return
     half = [[0.0], [0.0]]
-    if interval.low is not None and interval.high is not None:
+    if interval.is_bounded:
         half = [[interval.mean - interval.low], [interval.high - interval.mean]]
     ax.errorbar([interval.mean], [y], xerr=half, fmt="o", ms=5, capsize=3, color=colour, label=label)  # type: ignore[attr-defined]

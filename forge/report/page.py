@@ -100,7 +100,7 @@ def headline(summary: Json, evals: Json | None = None) -> list[tuple[str, str]]:
     bound = summary["lag_items_bound"]
     return [
         first,
-        ("Throughput", f"{number(summary['throughput_tokens_per_s'])} tokens/s"),
+        ("Throughput", f"{number(summary['throughput_tokens_per_s'])} tokens/s (prefilled, decoded and trained)"),
         (
             "Idle",
             f"engine {percent(summary['engine_idle_fraction'])}, trainer {percent(summary['trainer_idle_fraction'])}",
@@ -183,5 +183,5 @@ def with_unit(value: float | None, unit: str) -> str:
 
 def signed(interval: Interval) -> str:
     """`+0.31 [+0.25, +0.37]`."""
-    bounds = "" if interval.low is None else f" [{interval.low:+.3f}, {interval.high:+.3f}]"
+    bounds = "" if not interval.is_bounded else f" [{interval.low:+.3f}, {interval.high:+.3f}]"
     return f"{interval.mean:+.3f}{bounds}"

@@ -1,13 +1,14 @@
 """The train engine: CISPO steps on any Hugging Face causal LM, one process, one device.
 
-Every sample is forwarded on its own (padded, no prefix sharing): the plain path that tree merging is measured against.
+Samples are merged into prefix forests, each distinct token forwarded once (`merge = "tree"`), or forwarded padded side
+by side (`"none"`): the plain path that merging is measured against.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +20,16 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from forge.train import checkpoint
+from forge.forest import Forest
+from forge.train import checkpoint, forward, microbatch, planner
+from forge.train.attention import Backend
 from forge.train.checkpoint import CheckpointError, Position
 from forge.train.cispo import CispoConfig, RatioStats, cispo_loss, denominators, ratio_stats
-from forge.train.forward import token_logprobs
-from forge.train.microbatch import MicroBatch, build, forward_length, plan
+from forge.train.forward import Share
+from forge.train.microbatch import MicroBatch, forward_length
+from forge.train.planner import Part
+from forge.train.streaming import streamed
+from forge.train.tree import TreeModel
 from forge.types import Json, TrainSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -37,10 +43,11 @@ class NonFiniteGradientError(ArithmeticError):
 class TrainConfig:
     """Learning rate, betas and clipping are those of LEARNING.md's recipe.
 
-    `token_budget` bounds the padded tokens of a micro-batch and with them memory: the logits of its loss tokens alone
-    are (loss tokens x vocabulary). A learning rate of 0 measures without training. `dtype` "bfloat16" keeps fp32
-    weights and optimiser state and computes under autocast, which pays on a GPU and is ten times slower than float32
-    on a CPU. `attention` is transformers' name.
+    `token_budget` bounds the tokens (distinct if merged, else padded) forwarded at once and with them memory: the
+    logits of the loss tokens alone are (loss tokens x vocabulary). Merged samples may be longer: they are streamed. A
+    learning rate of 0 measures without training. `dtype` "bfloat16" keeps fp32 weights and optimiser state and computes
+    under autocast, which pays on a GPU and is ten times slower than float32 on a CPU. `attention` is the backend of
+    merged attention; padded samples use transformers' "sdpa".
     """
 
     learning_rate: float = 2e-4
@@ -53,7 +60,8 @@ class TrainConfig:
     cispo: CispoConfig = field(default_factory=CispoConfig)
     device: str = "cpu"
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
-    attention: str = "sdpa"
+    merge: Literal["tree", "none"] = "tree"
+    attention: Backend = "auto"
 
     def __post_init__(self) -> None:
         if not self.learning_rate >= 0:
@@ -63,15 +71,18 @@ class TrainConfig:
                 raise ValueError(f"train.{name} = {getattr(self, name)}: must be positive")
         if self.dtype not in ("float32", "float64", "bfloat16"):
             raise ValueError(f"train.dtype = {self.dtype!r}: must be 'float32', 'float64' or 'bfloat16'")
+        if self.merge not in ("tree", "none"):
+            raise ValueError(f"train.merge = {self.merge!r}: must be 'tree' or 'none'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
     """One optimiser step. Counts ending in `tokens` and `samples` are of the whole batch unless said otherwise.
 
-    `skipped_samples` had only zero advantages and were not forwarded; `forward_tokens` were, without padding, and
-    `padded_tokens` with it. `ratio`, `entropy` (mean nats) are over the forwarded loss tokens before the update; None
-    if there were none. `grad_norm` is before clipping. `seconds` is wall time.
+    `skipped_samples` had only zero advantages and were not forwarded. The others have `flat_tokens` in all, of which
+    `forward_tokens` were forwarded, and `padded_tokens` with padding. `ratio`, `entropy` (mean nats) are over the
+    forwarded loss tokens before the update; None if there were none. `grad_norm` is before clipping. `seconds` is wall
+    time.
 
     `update_variance` is the trace of the unbiased covariance of the micro-batch gradients, each scaled to estimate
     the batch gradient: with h_i = M g_i, mean h = G = sum g_i, it is `M/(M-1) * (mean ||h_i||^2 - ||G||^2)`. None for
@@ -88,6 +99,7 @@ class StepMetrics:
     skipped_samples: int
     tokens: int
     loss_tokens: int
+    flat_tokens: int
     forward_tokens: int
     padded_tokens: int
     ratio: RatioStats | None
@@ -103,6 +115,7 @@ class Gradient:
     norm: float
     variance: float | None
     micro_batches: int
+    flat_tokens: int
     forward_tokens: int
     padded_tokens: int
     ratio: RatioStats | None
@@ -119,19 +132,14 @@ class TrainEngine:
         self.device = torch.device(config.device)
         self.dtype = torch.float64 if config.dtype == "float64" else torch.float32
         model: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=self.dtype, attn_implementation=config.attention, local_files_only=True
+            model_dir, dtype=self.dtype, attn_implementation="sdpa", local_files_only=True
         )
         # eval(): dropout would make the trainer's policy another one than the rollout's. Gradients flow all the same.
         self.model: Any = model.to(self.device).eval()
+        autocast = config.dtype == "bfloat16"
+        self.tree = TreeModel(self.model, config.attention, autocast=autocast) if config.merge == "tree" else None
         self.parameters: dict[str, Tensor] = dict(self.model.named_parameters())  # tied weights once
-        self.optimizer = torch.optim.AdamW(
-            self.parameters.values(),
-            lr=config.learning_rate,
-            betas=config.betas,
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            fused=self.device.type in ("cpu", "cuda"),  # five times faster than foreach for a small model on a CPU
-        )
+        self.optimizer = adamw(self.parameters.values(), config, self.device)
         self.steps = 0
 
     def step(self, samples: Sequence[TrainSample]) -> StepMetrics:
@@ -149,22 +157,7 @@ class TrainEngine:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1
-        return StepMetrics(
-            step=self.steps,
-            loss=gradient.loss,
-            grad_norm=gradient.norm,
-            update_variance=gradient.variance,
-            micro_batches=gradient.micro_batches,
-            samples=len(samples),
-            skipped_samples=sum(not _has_signal(sample) for sample in samples),
-            tokens=sum(len(sample.token_ids) for sample in samples),
-            loss_tokens=sum(sum(sample.loss) for sample in samples),
-            forward_tokens=gradient.forward_tokens,
-            padded_tokens=gradient.padded_tokens,
-            ratio=gradient.ratio,
-            entropy=gradient.entropy,
-            seconds=time.perf_counter() - start,
-        )
+        return step_metrics(self.steps, samples, gradient, time.perf_counter() - start)
 
     def gradient(self, samples: Sequence[TrainSample]) -> Gradient:
         """Leave the batch's gradient in `.grad` of every parameter, without an update.
@@ -178,15 +171,13 @@ class TrainEngine:
         # Figures stay tensors until the end: reading one would make a GPU wait for every micro-batch.
         losses, norms, logprobs, entropies = [], [], [], []
         for micro in micro_batches:
-            loss, new, entropy = self._loss(micro)
-            # autograd.grad and not backward(): each micro-batch's own norm is needed before they are summed.
-            grads = torch.autograd.grad(loss, values, materialize_grads=True)
-            for into, grad in zip(total, grads, strict=True):
+            one = self._share(micro, values)
+            for into, grad in zip(total, one.grads, strict=True):
                 into.add_(grad)
-            losses.append(loss.detach())
-            norms.append(get_total_norm(grads))
-            logprobs.append(new.detach())
-            entropies.append(entropy)
+            losses.append(one.loss)
+            norms.append(get_total_norm(one.grads))
+            logprobs.append(one.logprobs)
+            entropies.append(one.entropies)
         for value, into in zip(values, total, strict=True):
             value.grad = into
         norm = float(get_total_norm(total))
@@ -195,35 +186,44 @@ class TrainEngine:
             norm=norm,
             variance=_variance([float(one) for one in norms], norm),
             micro_batches=len(micro_batches),
+            flat_tokens=sum(forward_length(sample) for sample in samples if has_signal(sample)),
             forward_tokens=sum(micro.tokens for micro in micro_batches),
             padded_tokens=sum(micro.input_ids.numel() for micro in micro_batches),
             ratio=self._ratio(logprobs, micro_batches),
             entropy=float(torch.cat(entropies).mean()) if entropies else None,
         )
 
-    def _loss(self, micro: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """The micro-batch's share of the batch loss; logprobs and entropies [N] of its loss tokens."""
-        new, entropy = token_logprobs(self.model, micro, self.dtype, self.config.dtype == "bfloat16")
-        loss = cispo_loss(
-            new, micro.rollout_logprobs, micro.advantages, _all(new), micro.denominator, self.config.cispo
-        )
-        return loss, new, entropy
+    def _share(self, micro: MicroBatch, parameters: Sequence[Tensor]) -> Share:
+        """The micro-batch's share of the batch loss and gradient."""
+
+        def loss_of(new: Tensor) -> Tensor:
+            return cispo_loss(
+                new, micro.rollout_logprobs, micro.advantages, _all(new), micro.denominator, self.config.cispo
+            )
+
+        if self.tree is None:
+            autocast = self.config.dtype == "bfloat16"
+            return forward.padded(self.model, micro, loss_of, parameters, autocast=autocast)
+        if len(micro.chunks) > 1:
+            return streamed(self.tree, micro, loss_of, parameters)
+        return forward.merged(self.tree, micro, loss_of, parameters)
 
     def _micro_batches(self, samples: Sequence[TrainSample]) -> list[MicroBatch]:
-        divisors = denominators(
-            [sum(sample.loss) for sample in samples],
-            [sample.position for sample in samples],
-            self.config.cispo.normalise,
-        )
-        chosen = [i for i, sample in enumerate(samples) if _has_signal(sample)]
-        lengths = [forward_length(samples[i]) for i in chosen]
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is not None and lengths and max(lengths) > limit:
-            raise ValueError(f"a sample of {max(lengths)} tokens exceeds the model's max_position_embeddings {limit}")
-        return [
-            build([samples[chosen[j]] for j in batch], [divisors[chosen[j]] for j in batch], self.device, self.dtype)
-            for batch in plan(lengths, self.config.token_budget, self.config.min_micro_batches)
-        ]
+        kept, wanted = prepared(samples, self.config.cispo, limit)
+        lengths = [forward_length(sample) for sample in kept]
+        budget, at_least = self.config.token_budget, self.config.min_micro_batches
+
+        def of(batch: Sequence[int], part: Part | None = None) -> MicroBatch:
+            mine, theirs = [kept[j] for j in batch], [wanted[j] for j in batch]
+            if part is None:
+                return microbatch.padded(mine, theirs, self.device, self.dtype)
+            return microbatch.merged(mine, theirs, part, self.device, self.dtype)
+
+        if self.tree is None:
+            return [of(batch) for batch in microbatch.plan(lengths, budget, at_least)]
+        forest = Forest.of([microbatch.inputs(sample) for sample in kept])
+        return [of(part.sequences, part) for part in planner.plan(forest, budget, at_least)]
 
     def _ratio(self, logprobs: list[Tensor], micro_batches: list[MicroBatch]) -> RatioStats | None:
         if not logprobs:
@@ -249,6 +249,9 @@ class TrainEngine:
         number = self.steps if step is None else step
         position = Position(step=number, version=version, positions=tuple(positions), state=state or {})
         return checkpoint.write(root, position, self._save_files, keep=keep)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
 
     def _save_files(self, folder: Path) -> None:
         # transformers' own writer: it knows each architecture's names on disk and leaves tied weights out.
@@ -280,12 +283,59 @@ class TrainEngine:
         return engine, position
 
 
+def adamw(parameters: Iterable[Tensor], config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        fused=device.type in ("cpu", "cuda"),  # five times faster than foreach for a small model on a CPU
+    )
+
+
+def prepared(
+    samples: Sequence[TrainSample], config: CispoConfig, limit: int | None
+) -> tuple[list[TrainSample], list[float]]:
+    """The samples that have a gradient, and what the loss tokens of each are divided by, from the whole batch.
+
+    Raises EmptyBatchError, and ValueError for a sample of more tokens than `limit`, the positions the model knows.
+    """
+    counts, groups = [sum(sample.loss) for sample in samples], [sample.position for sample in samples]
+    divisors = denominators(counts, groups, config.normalise)
+    chosen = [i for i, sample in enumerate(samples) if has_signal(sample)]
+    longest = max((forward_length(samples[i]) for i in chosen), default=0)
+    if limit is not None and longest > limit:
+        raise ValueError(f"a sample of {longest} tokens exceeds the model's max_position_embeddings {limit}")
+    return [samples[i] for i in chosen], [divisors[i] for i in chosen]
+
+
+def step_metrics(step: int, samples: Sequence[TrainSample], gradient: Gradient, seconds: float) -> StepMetrics:
+    return StepMetrics(
+        step=step,
+        loss=gradient.loss,
+        grad_norm=gradient.norm,
+        update_variance=gradient.variance,
+        micro_batches=gradient.micro_batches,
+        samples=len(samples),
+        skipped_samples=sum(not has_signal(sample) for sample in samples),
+        tokens=sum(len(sample.token_ids) for sample in samples),
+        loss_tokens=sum(sum(sample.loss) for sample in samples),
+        flat_tokens=gradient.flat_tokens,
+        forward_tokens=gradient.forward_tokens,
+        padded_tokens=gradient.padded_tokens,
+        ratio=gradient.ratio,
+        entropy=gradient.entropy,
+        seconds=seconds,
+    )
+
+
 def _all(like: Tensor) -> Tensor:
     """The mask of flat loss tokens: every one counts, padding was never gathered."""
     return torch.ones_like(like, dtype=torch.bool)
 
 
-def _has_signal(sample: TrainSample) -> bool:
+def has_signal(sample: TrainSample) -> bool:
     return any(on and advantage != 0.0 for on, advantage in zip(sample.loss, sample.advantages, strict=True))
 
 

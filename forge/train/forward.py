@@ -1,46 +1,68 @@
-"""Logprobs of the loss tokens of a micro-batch under the trainer's weights."""
+"""A micro-batch's share of the gradient: logprobs of its loss tokens under the trainer's weights, its loss, its
+gradients.
+
+`padded` and `merged` forward a micro-batch at once; `forge.train.streaming` does it piece by piece.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from forge.train.attention import TreeLayout
+from forge.train.heads import logits_of_rows
 from forge.train.microbatch import MicroBatch
+from forge.train.tree import TreeModel
+from forge.train.tree_hook import TreeCall
+
+#: logprobs [N] of the loss tokens to the scalar share of the batch loss
+LossOf = Callable[[Tensor], Tensor]
 
 
-def token_logprobs(model: Any, micro: MicroBatch, dtype: torch.dtype, autocast: bool) -> tuple[Tensor, Tensor]:
-    """Logprob (with gradient) and entropy (without) of each of the N loss tokens, both [N] in nats.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`grads` are by parameter, in the order given; `logprobs` and `entropies` [N] of the loss tokens, without
+    gradient, in nats."""
 
-    Under the distribution the rollout sampled: logits divided by the sample's temperature, the whole vocabulary kept.
-    Softmax runs in `dtype` even where the model computes in bfloat16 under `autocast`.
+    loss: Tensor
+    grads: Sequence[Tensor]
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def padded(model: Any, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor], *, autocast: bool) -> Share:
+    """Samples side by side."""
+    logits = logits_of_rows(model, micro.rows, autocast=autocast, input_ids=micro.input_ids)
+    return _share(logits, micro, loss_of, parameters)
+
+
+def merged(tree: TreeModel, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor]) -> Share:
+    """Samples as a forest."""
+    assert micro.forest is not None
+    call = TreeCall(TreeLayout.of(micro.forest), tree.attend)
+    logits = tree.logits_of_chunk(micro.forest, 0, len(micro.forest), call, micro.rows)
+    return _share(logits, micro, loss_of, parameters)
+
+
+def _share(logits: Tensor, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor]) -> Share:
+    new, entropy = token_logprobs(logits, micro.row_temperature, micro.row_of, micro.targets)
+    loss = loss_of(new)
+    # autograd.grad and not backward(): each micro-batch's own norm is needed before they are summed.
+    grads = torch.autograd.grad(loss, parameters, materialize_grads=True)
+    return Share(loss.detach(), grads, new.detach(), entropy)
+
+
+def token_logprobs(logits: Tensor, temperature: Tensor, row_of: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Logprob (with gradient) and entropy (without) of each of N tokens, both [N] in nats, from logits [R, vocabulary].
+
+    Under the distribution the rollout sampled: logits divided by the temperature [R], the whole vocabulary kept.
+    Softmax runs in the temperature's data type even where the model computes in bfloat16.
     """
-    head = model.get_output_embeddings()
-    with _only_rows(head, micro.rows), torch.autocast(micro.rows.device.type, torch.bfloat16, enabled=autocast):
-        logits = model(input_ids=micro.input_ids, use_cache=False).logits[0]
-    log_probs = torch.log_softmax(logits.to(dtype) / micro.temperature[:, None], dim=-1)
+    table = torch.log_softmax(logits.to(temperature.dtype) / temperature[:, None], dim=-1)
     with torch.no_grad():
-        entropy = torch.special.entr(log_probs.exp()).sum(dim=-1)
-    return log_probs.gather(1, micro.targets[:, None])[:, 0], entropy
-
-
-@contextmanager
-def _only_rows(head: nn.Module, rows: Tensor) -> Iterator[None]:
-    """Within, `head` projects only `rows` of the flattened hidden states: [B, T, d] comes out as [1, N, vocabulary].
-
-    With SmolLM2's 49,152 tokens the projection of prompts would cost more than the transformer. A hook, because the
-    model's own forward then still applies what it does to its logits (scaling, soft caps).
-    """
-
-    def gather(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden, *rest = args
-        return (hidden.flatten(0, 1)[rows].unsqueeze(0), *rest)
-
-    handle = head.register_forward_pre_hook(gather)
-    try:
-        yield
-    finally:
-        handle.remove()
+        entropy = torch.special.entr(table.exp()).sum(dim=-1)
+    return table[row_of, targets], entropy[row_of]

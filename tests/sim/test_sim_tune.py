@@ -14,7 +14,6 @@ from forge.scenario import load
 from forge.types import ForgeError
 from sim.candidates import Candidate, candidates
 from sim.choose import Budgets, Choice, Efficiency, Judged, choose, judge
-from sim.interval import Interval
 from sim.measure import KEYS, Figures
 from sim.predict import predict
 from sim.tune import Tuned, tune, write
@@ -158,13 +157,6 @@ def test_the_pareto_front() -> None:
     better, worse = [figures(250.0, 1.0)] * 3, [figures(150.0, 1.2)] * 3
     front = {j.candidate: j.pareto for j in judged(better, worse)}
     assert front == {STRICT: False, HALF: True, FULL: False}
-
-
-def test_intervals_are_students() -> None:
-    interval = Interval.of([1.0, 2.0, 3.0])
-    assert interval.mean == 2.0
-    assert interval.high - interval.mean == pytest.approx(4.303 / 3**0.5)
-    assert Interval.of([7.0]) == Interval(7.0, 7.0, 7.0)
 
 
 # --- the whole ------

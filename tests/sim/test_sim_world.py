@@ -18,7 +18,8 @@ from forge.control import Control
 from forge.metrics import LawCheck
 from forge.policies import Policies, WindowedFifo
 from forge.queue import ItemQueue
-from forge.scenario import Scenario, Stop, resolved
+from forge.scenario import Scenario, resolved
+from forge.sections import Stop
 from forge.types import ForgeError, ItemState
 from sim.fleet import Fleet
 from sim.measure import measure

@@ -44,20 +44,27 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_samples() -> Callable[..., list[TrainSample]]:
-    """Random samples in groups of four, several sampled spans each, lengths 4 to 40."""
+    """Random samples in groups of four, several sampled spans each, lengths 4 to 40. `shared` is the share of them
+    that go on from a prefix of an earlier one."""
 
-    def make(seed: int, count: int, *, zero: float = 0.25, temperature: float | None = None) -> list[TrainSample]:
+    def make(
+        seed: int, count: int, *, zero: float = 0.25, temperature: float | None = None, shared: float = 0.0
+    ) -> list[TrainSample]:
         draw = random.Random(seed)
-        samples = []
+        samples: list[TrainSample] = []
         for i in range(count):
             length = draw.randint(4, 40)
+            stem: tuple[int, ...] = ()
+            if samples and draw.random() < shared:
+                earlier = draw.choice(samples).token_ids
+                stem = earlier[: draw.randint(0, min(length, len(earlier)))]
             loss = [False, *(draw.random() < 0.5 for _ in range(length - 2)), True]
             advantage = 0.0 if draw.random() < zero else draw.gauss(0.0, 1.0)
             samples.append(
                 TrainSample(
                     position=i // 4,
                     member=i % 4,
-                    token_ids=tuple(draw.randrange(VOCAB) for _ in range(length)),
+                    token_ids=stem + tuple(draw.randrange(VOCAB) for _ in range(length - len(stem))),
                     loss=tuple(loss),
                     logprobs=tuple(-draw.uniform(0.5, 6.0) if on else 0.0 for on in loss),
                     advantages=tuple(advantage if on else 0.0 for on in loss),

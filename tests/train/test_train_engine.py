@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from forge.train import checkpoint
+from forge.train import checkpoint, microbatch
 from forge.train.checkpoint import CheckpointError
 from forge.train.cispo import CispoConfig, EmptyBatchError
 from forge.train.engine import NonFiniteGradientError, TrainConfig, TrainEngine
-from forge.train.microbatch import forward_length, plan
+from forge.train.microbatch import forward_length
 from forge.train.samples import batch_samples
 from forge.types import Completion, Outcome, TrainSample, Trajectory
 
@@ -94,34 +94,53 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("gpt2", EXACT), ("llama", SINGLE), ("gemma2", SINGLE)])
 @pytest.mark.parametrize("normalise", ["tokens", "group"])
+@pytest.mark.parametrize("merge", ["tree", "none"])
 def test_gradient_equals_each_sample_alone(
-    models: dict[str, Path], make_samples: MakeSamples, kind: str, tolerance: float, normalise: Any
+    models: dict[str, Path], make_samples: MakeSamples, kind: str, tolerance: float, normalise: Any, merge: Any
 ) -> None:
-    samples, config = make_samples(0, 8), CispoConfig(normalise=normalise)
+    samples, config = make_samples(0, 12, shared=0.7), CispoConfig(normalise=normalise)
     loss, expected = plain_gradient(models[kind], samples, config)
-    gradient, got = engine_gradient(models[kind], samples, cispo=config)
+    gradient, got = engine_gradient(models[kind], samples, cispo=config, merge=merge)
     assert gradient.loss == pytest.approx(loss, rel=tolerance)
     assert_equal_gradients(got, expected, tolerance)
 
 
 @pytest.mark.parametrize("normalise", ["tokens", "group"])
+@pytest.mark.parametrize("merge", ["tree", "none"])
 def test_the_number_of_micro_batches_does_not_change_the_gradient(
-    models: dict[str, Path], make_samples: MakeSamples, normalise: Any
+    models: dict[str, Path], make_samples: MakeSamples, normalise: Any, merge: Any
 ) -> None:
     samples, config = make_samples(2, 16), CispoConfig(normalise=normalise)
 
     def split(budget: int, at_least: int) -> tuple[Any, Gradients]:
-        return engine_gradient(models["gpt2"], samples, token_budget=budget, min_micro_batches=at_least, cispo=config)
+        options = {"token_budget": budget, "min_micro_batches": at_least, "cispo": config, "merge": merge}
+        return engine_gradient(models["gpt2"], samples, **options)
 
     whole, expected = split(9999, 1)
     assert whole.micro_batches == 1
     for budget, at_least in ((1, 1), (90, 1), (9999, 5)):
         parts, got = split(budget, at_least)
-        assert parts.micro_batches >= max(2, at_least)
+        if merge == "none" or budget > 1:  # merged, a budget of one token is streamed in one micro-batch
+            assert parts.micro_batches >= max(2, at_least)
         assert parts.loss == pytest.approx(whole.loss, rel=EXACT)
         assert parts.entropy == pytest.approx(whole.entropy, rel=EXACT)
         assert parts.ratio.mean == pytest.approx(whole.ratio.mean, rel=EXACT)
         assert_equal_gradients(got, expected, EXACT)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gemma2"])
+@pytest.mark.parametrize("budget", [3, 20, 9999])
+def test_streaming_changes_nothing(models: dict[str, Path], make_samples: MakeSamples, kind: str, budget: int) -> None:
+    """Samples of up to 40 tokens in chunks of 3: the budget never limits their length, sliding windows included."""
+    tolerance = EXACT if kind == "gpt2" else SINGLE
+    samples = make_samples(2, 12, shared=0.9, zero=0.0)
+    expected_gradient, expected = engine_gradient(models[kind], samples, merge="none")
+    gradient, got = engine_gradient(models[kind], samples, token_budget=budget, min_micro_batches=1)
+    assert gradient.forward_tokens < gradient.flat_tokens == expected_gradient.flat_tokens
+    assert gradient.loss == pytest.approx(expected_gradient.loss, rel=tolerance)
+    assert gradient.entropy == pytest.approx(expected_gradient.entropy, rel=tolerance)
+    assert gradient.ratio.max == pytest.approx(expected_gradient.ratio.max, rel=tolerance)
+    assert_equal_gradients(got, expected, tolerance)
 
 
 def test_fp32_is_close_to_fp64(tiny_model: Path, make_samples: MakeSamples) -> None:
@@ -134,22 +153,26 @@ def test_fp32_is_close_to_fp64(tiny_model: Path, make_samples: MakeSamples) -> N
 
 
 def test_bfloat16_computes_under_autocast_on_fp32_weights(tiny_model: Path, make_samples: MakeSamples) -> None:
-    samples = make_samples(3, 12)
-    exact, _ = engine_gradient(tiny_model, samples)
-    engine = TrainEngine(tiny_model, TrainConfig(dtype="bfloat16"))
-    rounded = engine.gradient(samples)
-    assert {parameter.dtype for parameter in engine.parameters.values()} == {torch.float32}
-    assert rounded.loss != exact.loss
-    assert rounded.loss == pytest.approx(exact.loss, rel=0.1)
+    samples = make_samples(3, 12, shared=0.5)
+    _, exact = engine_gradient(tiny_model, samples)
+    errors = {}
+    for merge in ("tree", "none"):
+        engine = TrainEngine(tiny_model, TrainConfig(dtype="bfloat16", merge=merge))  # type: ignore[arg-type]
+        engine.gradient(samples)
+        assert {parameter.dtype for parameter in engine.parameters.values()} == {torch.float32}
+        off = [(p.grad.double() - exact[name]).norm() for name, p in engine.parameters.items() if p.grad is not None]
+        errors[merge] = float(torch.stack(off).norm() / torch.stack([g.norm() for g in exact.values()]).norm())
+    assert 1e-4 < errors["none"] < 0.2
+    assert errors["tree"] <= 2 * errors["none"], "merging rounds no worse than twice the plain path"
 
 
 def test_update_variance_is_the_unbiased_trace_of_the_covariance(
     models: dict[str, Path], make_samples: MakeSamples
 ) -> None:
     samples = make_samples(4, 16, zero=0.0)
-    gradient, _ = engine_gradient(models["gpt2"], samples, token_budget=90, min_micro_batches=1)
+    gradient, _ = engine_gradient(models["gpt2"], samples, token_budget=90, min_micro_batches=1, merge="none")
     total = sum(sum(sample.loss) for sample in samples)
-    batches = plan([forward_length(sample) for sample in samples], 90, 1)
+    batches = microbatch.plan([forward_length(sample) for sample in samples], 90, 1)
     rows = []
     for batch in batches:
         part = [samples[i] for i in batch]
@@ -169,8 +192,11 @@ def test_metrics(tiny_model: Path, make_samples: MakeSamples) -> None:
     assert (metrics.step, metrics.samples) == (1, 16)
     assert metrics.tokens == sum(len(sample.token_ids) for sample in samples)
     assert metrics.loss_tokens == sum(sum(sample.loss) for sample in samples)
-    assert metrics.forward_tokens == sum(map(forward_length, forwarded)) <= metrics.padded_tokens
+    assert metrics.flat_tokens == sum(map(forward_length, forwarded))
+    assert metrics.forward_tokens == metrics.padded_tokens < metrics.flat_tokens, "first tokens are shared"
     assert metrics.micro_batches >= 4
+    plain = TrainEngine(tiny_model, TrainConfig(merge="none")).step(samples)
+    assert plain.forward_tokens == plain.flat_tokens == metrics.flat_tokens <= plain.padded_tokens
     assert metrics.seconds > 0
     assert metrics.entropy is not None
     assert 0 < metrics.entropy < math.log(24)
@@ -315,7 +341,9 @@ def test_resume_refuses_state_of_another_model(tiny_model: Path, make_samples: M
         TrainEngine.resume(folder, TrainConfig())
 
 
-@pytest.mark.parametrize("field", [{"learning_rate": -1.0}, {"token_budget": 0}, {"dtype": "float16"}])
+@pytest.mark.parametrize(
+    "field", [{"learning_rate": -1.0}, {"token_budget": 0}, {"dtype": "float16"}, {"merge": "yes"}]
+)
 def test_bad_configuration_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"train.{next(iter(field))}"):
         TrainConfig(**field)

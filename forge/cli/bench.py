@@ -1,0 +1,71 @@
+"""`forge bench NAME`: measure now, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from forge.cli import app
+from forge.cli.options import AsJson, print_json
+from forge.cli.simulate import need_live
+from forge.doctor import machine
+from forge.types import ForgeError, Json
+
+bench = typer.Typer(help="Benchmarks: both sides of every ratio measured in one run.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+Data = Annotated[
+    Path | None, typer.Option("--data", help="Folder of public data sets; without it rows on real traces are left out.")
+]
+
+
+@bench.command()
+def tree(
+    factor: Annotated[
+        int, typer.Option(min=1, max=10, help="Divides prompt (20k) and turn (500 tokens) of the agent workload.")
+    ] = 10,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prefix-tree merging: speed-up over two baselines, its bound, attention against a dense mask, memory. Minutes."""
+    need_live()
+    from forge.bench.tree import run
+
+    if data is not None and not data.is_dir():
+        raise ForgeError(f"--data {data}: no such folder")
+    console = Console(stderr=as_json)
+    with console.status(f"training steps on merged and flat samples (factor {factor}); some minutes"):
+        result = run(data=data, factor=factor)
+    if as_json:
+        print_json({"bench": "tree", "machine": machine(), **result})
+        return
+    show(console, result)
+
+
+def show(console: Console, result: Json) -> None:
+    console.print(f"{result['model']} on {result['device']}: {result['workload']}", highlight=False)
+    table = Table(box=None, pad_edge=False)
+    columns = {
+        "workload": "workload",
+        "flat_over_unique": "F/U",
+        "attention_ratio": "attention",
+        "flop_bound": "FLOP bound",
+        "speedup_vs_per_request": "vs per request",
+        "efficiency": "of the bound",
+        "speedup_vs_trajectory": "vs per trajectory",
+    }
+    for title in columns.values():
+        table.add_column(title, justify="left" if title == "workload" else "right")
+    for row in result["rows"]:
+        table.add_row(*(_cell(row[key]) for key in columns))
+    console.print(table)
+    for name, value in result["figures"].items():
+        console.print(f"{name:<28} {_cell(value)}", highlight=False)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.3g}"

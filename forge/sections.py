@@ -1,0 +1,171 @@
+"""Sections of a scenario: one frozen pydantic model per TOML table. Unknown keys, wrong types and NaN are errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from forge.processing import AnyBatcher, AnyProcessor, Chain, DropZeroVariance, Survivors
+
+Positive = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Stop(Section):
+    """When a run ends: at the first of these reached. Items under way then still end, and are trained on."""
+
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    steps: Positive | None = None
+    items: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Stop:
+        if self.seconds is None and self.steps is None and self.items is None:
+            raise ValueError("give at least one of seconds, steps, items")
+        return self
+
+    def reached(self, seconds: float, steps: int, items: int) -> bool:
+        """Of a run that has lasted `seconds`, committed `steps` and submitted `items`."""
+        return (
+            (self.seconds is not None and seconds >= self.seconds)
+            or (self.steps is not None and steps >= self.steps)
+            or (self.items is not None and items >= self.items)
+        )
+
+
+class Queue(Section):
+    """N, P, C and the group size, all in items but the last. An item is one prompt group of `group` members."""
+
+    n: Positive = 32
+    batch: Positive = 8
+    concurrency: Positive = 16  # items under way at once, C <= N
+    group: Positive = 8
+    lag_budget: Positive | None = None  # L, items: N + W - 2 <= L; only tuning may start from a larger lag
+    item_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Queue:
+        if self.concurrency > self.n:
+            raise ValueError(f"concurrency = {self.concurrency} must not exceed n = {self.n}")
+        return self
+
+
+class ToolWait(Section):
+    """Seconds a tool call waits: log-normal body, capped tail. Declared, so that live and simulated agree."""
+
+    median_s: Seconds = 0.0
+    sigma: Seconds = 1.0
+    cap_s: Seconds = 10.0
+
+
+class DomainMix(Section):
+    """One domain of the mix. Shares hold over any N consecutive submissions."""
+
+    name: str
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    tool_wait: ToolWait = ToolWait()
+
+
+class Model(Section):
+    """A Hugging Face folder, or the name of one that ships or that `forge model get` made."""
+
+    path: str = "quickstart"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tool_prompt: Literal["template", "hermes"] = "template"
+
+
+class EngineSection(Section):
+    """Rollout instances. `kind` fake is the deterministic engine without torch."""
+
+    kind: Literal["torch", "fake"] = "torch"
+    instances: Positive = 1
+    slots: Positive = 64
+    max_context: Positive = 512
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Train(Section):
+    """CISPO and AdamW. The clip is [1 - e_low, 1 + e_high]; e_low = 1 means no lower bound."""
+
+    lr: Annotated[float, Field(ge=0)] = 2e-4
+    e_low: Annotated[float, Field(ge=0, le=1)] = 1.0
+    e_high: Annotated[float, Field(ge=0)] = 4.0
+    normalise: Literal["tokens", "group"] = "tokens"
+    grad_clip: Annotated[float, Field(gt=0)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    micro_batch_tokens: Positive = 8192
+    #: tree: each distinct prefix is forwarded once; none: every sample on its own
+    merge: Literal["tree", "none"] = "tree"
+    attention: Literal["auto", "dense", "segments", "flex", "varlen", "magi"] = "auto"
+    process: AnyProcessor = Chain(steps=(Survivors(), DropZeroVariance()))
+    #: torch: one process; deepspeed: `ranks` processes of this machine, partitioned as ZeRO stage `zero` says
+    engine: Literal["torch", "deepspeed"] = "torch"
+    ranks: Positive = 2
+    zero: Literal[1, 2, 3] = 2
+    #: cuts a trainer step's batch into optimiser steps; none: one for the whole batch
+    batches: AnyBatcher | None = None
+    keep_checkpoints: Positive = 2
+
+
+class Eval(Section):
+    """Held-out tasks scored with greedy decoding before and after a run (0: none)."""
+
+    tasks: Annotated[int, Field(ge=0)] = 0
+
+
+class SimDomain(Section):
+    """Workload of one domain, fitted by `forge calibrate`. Log-normals by median and sigma; tails are capped."""
+
+    turns: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (0.3, 0.4, 0.3)  # P(1, 2, ...)
+    prompt_tokens: Positive = 48  # of the first turn
+    turn_tokens: Annotated[int, Field(ge=0)] = 16  # a later turn's prompt grows by these beside what was sampled
+    tokens_median: Annotated[float, Field(gt=0)] = 12.0  # sampled tokens per turn
+    tokens_sigma: Seconds = 0.5
+    tokens_cap: Positive = 256
+    #: share of the variance of turns, lengths and outcomes that all members of an item have in common: harder items
+    #: are longer and pass less often
+    item_share: Annotated[float, Field(ge=0, le=1)] = 0.3
+    difficulty_mean: float = 3.0
+    difficulty_sd: Seconds = 1.0
+    death_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of a member
+    reward: Annotated[float, Field(ge=0, le=1)] = 0.3
+
+    @model_validator(mode="after")
+    def _some_turns(self) -> SimDomain:
+        if sum(self.turns) <= 0:
+            raise ValueError("turns: at least one probability must be above 0")
+        return self
+
+
+class Sim(Section):
+    """The simulator's model of this machine and this work."""
+
+    #: one decode iteration takes step_s + row_s * rows + prefill_token_s * tokens prefilled in it
+    step_s: Annotated[float, Field(gt=0)] = 4e-3
+    row_s: Seconds = 1e-4
+    prefill_token_s: Seconds = 2e-5
+    cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of prompt tokens whose KV is reused
+    #: seconds of agent and gateway work around one completion, on one shared core, and its fixed latency
+    request_cpu_s: Seconds = 3e-3
+    request_latency_s: Seconds = 2e-3
+    #: a trainer step takes data_s + train_step_s + train_token_s * tokens; then it saves; an engine loads
+    data_s: Seconds = 0.0
+    train_step_s: Seconds = 0.05
+    train_token_s: Seconds = 1e-4
+    save_s: Seconds = 0.02
+    load_s: Seconds = 0.01
+    instance_mtbf_s: Annotated[float, Field(gt=0)] | None = None
+    instance_repair_s: Seconds = 5.0
+    domains: dict[str, SimDomain] = {}
+    calibrated_from: str | None = None
+
+
+class Live(Section):
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port

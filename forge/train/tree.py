@@ -1,0 +1,98 @@
+"""Prefix-tree merging for any Hugging Face causal LM: forward each distinct token once, lose nothing.
+
+    merged = TreeModel(model)
+    logprobs = merged.logprobs([[5, 7, 9], [5, 7, 8, 2]])   # per sequence, with gradient
+    loss = -(logprobs[0].sum() + logprobs[1].sum())
+    loss.backward()                                          # autograd sums what was shared
+
+`merged.verify(sequences)` compares one batch with the plain per-sequence path: loss, logprobs, every gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from forge.forest import Forest, Ints
+from forge.train.attention import Backend, TreeLayout, pick
+from forge.train.attention.layout import tensor
+from forge.train.heads import logits_of_rows
+from forge.train.tree_hook import TreeCall, tree_attention
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Targets:
+    """Which tokens are predicted, un-merged: N of them, sequence by sequence.
+
+    `rows` [R] are the distinct tokens of the forest whose logits are needed; pair n reads row `row_of[n]` and wants
+    token `ids[n]`; `counts` [n] says how many pairs each sequence has.
+    """
+
+    rows: Ints
+    row_of: Ints
+    ids: Ints
+    counts: Ints
+
+    @classmethod
+    def after(cls, forest: Forest, sequences: Sequence[Ints]) -> Targets:
+        """Every token but the first of its sequence. The forest is of the sequences without their last tokens."""
+        ids = [sequence[1:] for sequence in sequences]
+        rows, row_of = np.unique(forest.nodes, return_inverse=True)
+        counts = np.array([len(one) for one in ids], dtype=np.int64)
+        return cls(rows=rows, row_of=row_of, ids=np.concatenate([*ids, np.empty(0, np.int64)]), counts=counts)
+
+
+class TreeModel:
+    """A causal LM whose forward pass reads forests. Raises UnsupportedModelError for one it cannot serve exactly.
+
+    `backend` is a name of `forge.train.attention`. `autocast`: compute in bfloat16 with the weights as they are.
+    """
+
+    def __init__(self, model: Any, backend: Backend = "auto", *, autocast: bool = False) -> None:
+        self.model = model
+        self.autocast = autocast
+        self.device: torch.device = next(model.parameters()).device
+        self.attend = pick(backend, self.device)
+        with tree_attention(model):
+            pass  # refuse now, not at the first batch
+
+    def logits(self, forest: Forest, rows: Ints) -> Tensor:
+        """[R, vocabulary]: logits after each of `rows`, tokens of the forest."""
+        call = TreeCall(TreeLayout.of(forest), self.attend)
+        return self.logits_of_chunk(forest, 0, len(forest), call, tensor(rows, self.device))
+
+    def logits_of_chunk(self, forest: Forest, first: int, last: int, call: TreeCall, rows: Tensor) -> Tensor:
+        """The same for tokens `first` to `last` - 1 of the forest, given their past; `rows` count from `first`."""
+        tokens, depth = forest.tokens[first:last], forest.depth[first:last]
+        with tree_attention(self.model):
+            return logits_of_rows(
+                self.model,
+                rows,
+                autocast=self.autocast,
+                input_ids=tensor(tokens, self.device)[None],
+                position_ids=tensor(depth, self.device)[None],
+                tree=call,
+            )
+
+    def logprobs(self, sequences: Sequence[ArrayLike], temperature: float = 1.0) -> list[Tensor]:
+        """For each sequence of n tokens the log-probabilities [n - 1] in nats of all but its first, with gradient.
+
+        Softmax runs in float32, or float64 where the model does. Sequences shorter than two tokens give an empty
+        tensor.
+        """
+        ids = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
+        forest = Forest.of([one[:-1] for one in ids])
+        targets = Targets.after(forest, ids)
+        if not len(forest):
+            return [torch.zeros(0, device=self.device) for _ in ids]
+        logits = self.logits(forest, targets.rows)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        table = torch.log_softmax(wide / temperature, dim=-1)
+        flat = table[tensor(targets.row_of, self.device), tensor(targets.ids, self.device)]
+        return list(flat.split(targets.counts.tolist()))

@@ -1,0 +1,155 @@
+"""Is the merged forward exact for *this* model and *this* batch? A differential check against the plain path.
+
+The same loss of the same sequences twice: merged, and one sequence at a time by the model as it is. Errors are in the
+norms of DESIGN section 2: `|dLoss| / sum|terms|`, and per parameter `||dg|| / max(||g||, 1e-3 ||g_all||)`, for plain
+relative errors blow up where advantages cancel.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from forge.train.attention import Backend
+from forge.train.tree import TreeModel
+
+#: logprobs by sequence, [n - 1] each, to the terms whose sum is the loss
+Terms = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+#: below float32 the merged path may err at most this many times as much as the plain one does
+LOW_PRECISION_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Errors of the merged path; `worst` is the parameter with the largest. `limit` is what each must not exceed."""
+
+    loss: float
+    logprobs: float
+    gradient: float
+    worst: str
+    limit: float
+
+    @property
+    def exact(self) -> bool:
+        return max(self.loss, self.gradient) <= self.limit
+
+    def __str__(self) -> str:
+        found = f"loss {self.loss:.1e}, logprobs {self.logprobs:.1e}, gradients {self.gradient:.1e} ({self.worst})"
+        return f"{'exact' if self.exact else 'NOT exact'} within {self.limit:.1e}: {found}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One path's loss, its terms' absolute sum, logprobs by sequence, gradients by parameter."""
+
+    loss: float
+    scale: float
+    logprobs: list[Tensor]
+    grads: dict[str, Tensor]
+
+
+def verify(
+    model: Any, sequences: Sequence[ArrayLike], terms: Terms | None = None, backend: Backend = "auto"
+) -> Verdict:
+    """Compare both paths on one batch. The model's gradients and mode are left as they were.
+
+    float64 and float32 are held to DESIGN's bounds. A model in lower precision is compared, like its own plain path,
+    with a float64 copy: merging may err twice as much. Raises UnsupportedModelError.
+    """
+    terms = terms or (lambda logprobs: [-one for one in logprobs])
+    dtype = next(model.parameters()).dtype
+    with _full_precision() if dtype == torch.float64 else nullcontext():
+        plain = evaluate(plain_logprobs(model, sequences), terms, model)
+        merged = evaluate(TreeModel(model, backend).logprobs(sequences), terms, model)
+    if dtype in TOLERANCE:
+        return compare(merged, plain, TOLERANCE[dtype])
+    wide = copy.deepcopy(model).double()
+    with _full_precision():
+        reference = evaluate(plain_logprobs(wide, sequences), terms, wide)
+    own = compare(plain, reference, 0.0)
+    return compare(merged, reference, LOW_PRECISION_FACTOR * max(own.loss, own.gradient))
+
+
+def plain_logprobs(model: Any, sequences: Sequence[ArrayLike]) -> list[Tensor]:
+    """As `TreeModel.logprobs`, one sequence a forward pass."""
+    device = next(model.parameters()).device
+    out = []
+    for sequence in sequences:
+        ids = torch.as_tensor(sequence, dtype=torch.int64, device=device)
+        if len(ids) < 2:
+            out.append(torch.zeros(0, device=device))
+            continue
+        logits = model(input_ids=ids[None, :-1], use_cache=False).logits[0]
+        table = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        out.append(table.gather(1, ids[1:, None])[:, 0])
+    return out
+
+
+def evaluate(logprobs: list[Tensor], terms: Terms, model: Any) -> Result:
+    """Loss and gradients of one path; `.grad` is not touched."""
+    none = torch.zeros(0, dtype=next(model.parameters()).dtype, device=next(model.parameters()).device)
+    parts = torch.cat([none, *(part.flatten() for part in terms(logprobs))])
+    names, values = zip(*model.named_parameters(), strict=True)
+    if parts.requires_grad:
+        grads = torch.autograd.grad(parts.sum(), values, materialize_grads=True)
+    else:  # no sequence is longer than a token
+        grads = tuple(torch.zeros_like(value) for value in values)
+    parts = parts.detach()
+    return Result(
+        float(parts.sum()),
+        float(parts.abs().sum()),
+        [one.detach() for one in logprobs],
+        dict(zip(names, grads, strict=True)),
+    )
+
+
+def compare(one: Result, other: Result, limit: float) -> Verdict:
+    """The errors of `one` against `other`."""
+    whole = torch.stack([grad.double().norm() for grad in other.grads.values()]).norm()
+    errors = {
+        name: float((one.grads[name].double() - grad.double()).norm() / max(grad.double().norm(), 1e-3 * whole, TINY))
+        for name, grad in other.grads.items()
+    }
+    worst = max(errors, key=errors.__getitem__)
+    gaps = [(a.double() - b.double()).abs().max() for a, b in zip(one.logprobs, other.logprobs, strict=True) if len(a)]
+    return Verdict(
+        loss=abs(one.loss - other.loss) / max(other.scale, float(TINY)),
+        logprobs=float(max(gaps, default=0.0)),
+        gradient=errors[worst],
+        worst=worst,
+        limit=limit,
+    )
+
+
+TINY = torch.tensor(1e-300, dtype=torch.float64)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Within, float64 stays float64. transformers' RMSNorm (and some softmaxes) compute in float32 whatever comes in;
+    there a difference of 1e-16 between two exact paths becomes one of 1e-7 wherever rounding tips."""
+    with _KeepFloat64():
+        yield
+
+
+class _KeepFloat64(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if isinstance(first, Tensor) and first.dtype == torch.float64:
+            narrows = func is Tensor.to and torch.float32 in (*args[1:], kwargs.get("dtype"))
+            if func is Tensor.float or narrows:
+                return first
+            if kwargs.get("dtype") is torch.float32 and func in (torch.softmax, torch.nn.functional.softmax):
+                kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*args, **kwargs)
