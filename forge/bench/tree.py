@@ -36,8 +36,8 @@ from forge.types import Json, TrainSample
 SHAPE = {
     "vocab_size": 512,
     "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "max_position_embeddings": 1 << 17,

@@ -16,8 +16,9 @@ from forge.forest import Forest
 
 #: Work of one token: forward 1, backward 2; streamed, one forward more.
 CUT, STREAMED = 3.0, 4.0
-#: Share of extra tokens accepted to have as many micro-batches as the caller would like.
-SPARE = 0.05
+#: Extra tokens accepted to have as many micro-batches as the caller would like: a share, or so few that they are
+#: lost in what a forward pass costs anyway.
+SPARE, FEW = 0.05, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,24 @@ def plan(forest: Forest, budget: int, at_least: int = 1) -> list[Part]:
     if work > STREAMED * len(forest) and len(forest) > budget:
         return [Part(tuple(order), len(forest), -(-len(forest) // budget))]
     if len(parts) < at_least:
-        finer = _cut(order, lengths, shared, max(1, -(-tokens // at_least)))
-        whole = all(part.chunks == 1 or part.tokens > budget for part in finer)
-        if whole and sum(part.tokens for part in finer) <= (1 + SPARE) * tokens:
+        finer = _at_least(order, lengths, shared, min(budget, tokens), at_least)
+        if sum(part.tokens for part in finer) <= tokens + max(SPARE * tokens, FEW):
             parts = finer
     return [Part(p.sequences, p.tokens, -(-p.tokens // budget)) for p in parts]
+
+
+def _at_least(
+    order: Sequence[int], lengths: Sequence[int], shared: Sequence[int], budget: int, wanted: int
+) -> list[Part]:
+    """Cut under the largest budget up to `budget` that gives as many parts as `wanted`, by bisection."""
+    low, high = 1, budget
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(_cut(order, lengths, shared, middle)) >= wanted:
+            low = middle
+        else:
+            high = middle - 1
+    return _cut(order, lengths, shared, low)
 
 
 def _cut(order: Sequence[int], lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[Part]:

@@ -5,7 +5,8 @@
     loss = -(logprobs[0].sum() + logprobs[1].sum())
     loss.backward()                                          # autograd sums what was shared
 
-`merged.verify(sequences)` compares one batch with the plain per-sequence path: loss, logprobs, every gradient.
+`forge.train.verify.verify(model, sequences)` compares one batch with the plain per-sequence path: loss, logprobs and
+every gradient.
 """
 
 from __future__ import annotations

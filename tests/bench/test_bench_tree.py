@@ -61,7 +61,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tree.Bench:
 
 
 def test_a_row_measures_both_sides(small: tree.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = workloads.agents(turns=6, group=3, prompt=100, step=10, vocabulary=512)
+    load = workloads.agents(turns=6, group=4, prompt=100, step=10, vocabulary=512)
     row = small.row(load)
     assert row.flop_bound > 1
     assert row.flat_over_unique == pytest.approx(row.flat / row.unique)

@@ -50,8 +50,17 @@ def test_exact_in_fp64(kind: str, backend: Any, sequences: Any, loss: str, seed:
 def test_exact_in_fp32(kind: str, backend: Any, loss: str) -> None:
     for seed in range(5):
         verdict = verify(model(kind, torch.float32), grown(seed), losses(seed)[loss], backend)
-        assert verdict.limit == 1e-5
+        assert verdict.limit >= 1e-5
         assert verdict.exact, verdict
+        assert verdict.gradient < 1e-4
+
+
+def test_a_batch_whose_gradients_cancel_is_judged_by_float64() -> None:
+    """Here the plain float32 path is itself off by 1.8e-5, more than the bound on the difference of the two."""
+    odd = [[4, 2, 4], [4, 2, 4], [4], [4, 2], [], [5], [4, 2, 4, 4]]
+    verdict = verify(model("llama-mqa", torch.float32), odd, losses(0)["cispo"])
+    assert verdict.exact, verdict
+    assert verdict.limit > 1e-5
 
 
 @pytest.mark.parametrize("backend", ["dense", "segments"])
