@@ -6,6 +6,7 @@ by side (`"none"`): the plain path that merging is measured against.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -127,6 +128,8 @@ class TrainEngine:
 
     def __init__(self, model_dir: Path, config: TrainConfig) -> None:
         transformers_logging.disable_progress_bar()  # a bar per checkpoint would drown the run's own output
+        # Where DeepSpeed is installed, transformers imports it to save a model, and it has much to say on stdout.
+        logging.getLogger("DeepSpeed").addFilter(lambda _: False)
         self.config = config
         self.companions = checkpoint.companions(model_dir)
         self.device = torch.device(config.device)
