@@ -63,9 +63,9 @@ def verify(
 ) -> Verdict:
     """Compare both paths on one batch. The model's gradients and mode are left as they were.
 
-    float64 and float32 are held to DESIGN's bounds. A model in lower precision, or a float32 batch whose gradients cancel
-    so far that the plain path itself is off by more, is compared like that path with a float64 copy: merging may err
-    twice as much. Raises UnsupportedModelError.
+    float64 and float32 are held to DESIGN's bounds. A model in lower precision, or a float32 batch whose gradients
+    cancel so far that the plain path itself is off by more, is compared like that path with a float64 copy: merging may
+    err twice as much. Raises UnsupportedModelError.
     """
     terms = terms or (lambda logprobs: [-one for one in logprobs])
     dtype = next(model.parameters()).dtype

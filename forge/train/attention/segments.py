@@ -72,7 +72,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: TreeLayout, scale: float, wi
 class Plan:
     """The calls of one layout, and their masks by data type. Shared by all layers and both passes.
 
-    Every key is in one call, or in none where a window hides it from all. `first[i]`: no query of call i was in an earlier one, so nothing is to be merged.
+    Every key is in one call, or in none where a window hides it from all. `first[i]`: no query of call i was in an
+    earlier one, so nothing is to be merged.
     """
 
     layout: TreeLayout
