@@ -51,7 +51,10 @@ def test_a_torn_last_line_is_dropped_and_cut(tmp_path: Path) -> None:
     [
         ('{"t":0,"e":"nonsense"}\n', "trace.jsonl:1: not a trace event"),
         ("[]\n", "trace.jsonl:1: not a trace event"),
-        ('{"t":0,"e":"run_started","schema":99,"world":"sim","scenario":"x","seed":0}\n', "a trace of schema 1 begins with run_started; here is schema 99"),
+        (
+            '{"t":0,"e":"run_started","schema":99,"world":"sim","scenario":"x","seed":0}\n',
+            "a trace of schema 1 begins with run_started; here is schema 99",
+        ),
         (ev.encode(START) + "\nnot json\n", "trace.jsonl:2: not a trace event"),
         (ev.encode(START) + '\n{"t":0,"e":"taken","position":1}\n', "trace.jsonl:2"),
     ],

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ from forge.bench import workloads
 from forge.bench.workloads import Workload
 from forge.forest import Forest
 from forge.train.attention import BACKENDS, TreeLayout, pick, unavailable
-from forge.train.engine import TrainConfig, TrainEngine
+from forge.train.engine import TrainConfig, TrainEngine, quiet
 from forge.train.microbatch import inputs
 from forge.types import Json, TrainSample
 
@@ -92,6 +92,7 @@ class Bench:
     def __init__(self, folder: Path, device: str, shape: dict[str, int] | None = None) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
+        quiet()
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.device = device
@@ -219,8 +220,10 @@ def attention_speedup(device: torch.device, heads: int = 8, width: int = 64, rep
     return out
 
 
-def peak_memory_ratio(device: str) -> float:
-    """Peak memory of one micro-batch padded side by side, over the same samples merged."""
+def peak_memory_ratio(device: str) -> float | None:
+    """Peak memory of one micro-batch padded side by side, over the same samples merged. None on a CPU without Linux."""
+    if device == "cpu" and sys.platform != "linux":
+        return None
     return _peak("none", device) / _peak("tree", device)
 
 
@@ -233,16 +236,23 @@ def _peak(merge: str, device: str) -> float:
 def _peak_bytes(merge: str, device: str) -> float:
     with TemporaryDirectory() as folder:
         engine = Bench(Path(folder), device).engine(merge=merge)
-    load = workloads.agents(turns=8, group=4, prompt=512, step=64, vocabulary=SHAPE["vocab_size"]).per_request()
+    load = workloads.agents(turns=8, group=2, prompt=1024, step=64, vocabulary=SHAPE["vocab_size"]).per_request()
     engine.gradient(load[:1])
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         engine.gradient(load)
         return float(torch.cuda.max_memory_allocated() - before)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew (man 5 proc)
+    resident = _status("VmRSS")
     engine.gradient(load)
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return _status("VmHWM") - resident
+
+
+def _status(key: str) -> float:
+    """A memory figure of this process in KiB, as Linux gives it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def rows(bench: Bench, factor: int, data: Path | None) -> list[Row]:

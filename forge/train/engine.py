@@ -36,6 +36,13 @@ from forge.types import Json, TrainSample
 OPTIMIZER_FILE = "optimizer.safetensors"
 
 
+def quiet() -> None:
+    """Loading and saving draw a bar per checkpoint, and import DeepSpeed where it is installed, which prints to stdout:
+    both would drown the run's own output."""
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("DeepSpeed").addFilter(lambda _: False)
+
+
 class NonFiniteGradientError(ArithmeticError):
     """The gradient has a NaN or an infinity. Weights and optimiser state are as before the step."""
 
@@ -127,9 +134,7 @@ class TrainEngine:
     """Holds the model, the optimiser and the count of steps taken. `model` is public: publishers read its weights."""
 
     def __init__(self, model_dir: Path, config: TrainConfig) -> None:
-        transformers_logging.disable_progress_bar()  # a bar per checkpoint would drown the run's own output
-        # Where DeepSpeed is installed, transformers imports it to save a model, and it has much to say on stdout.
-        logging.getLogger("DeepSpeed").addFilter(lambda _: False)
+        quiet()
         self.config = config
         self.companions = checkpoint.companions(model_dir)
         self.device = torch.device(config.device)

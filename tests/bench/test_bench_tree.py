@@ -80,6 +80,14 @@ def test_bound_of_a_small_model(small: tree.Bench) -> None:
     assert cost.flops(small.naive.model) == 6 * layer * 10 + 6 * 32 * 512 * 4 + 12 * 1 * 32 * 55
 
 
+@pytest.mark.slow
+def test_merging_needs_less_memory() -> None:
+    """F/U is 10 here; activations fall with it, weights and their gradients do not."""
+    ratio = tree.peak_memory_ratio("cpu")
+    assert ratio is not None
+    assert ratio > 3
+
+
 def test_attention_trees_have_about_8k_tokens() -> None:
     assert all(7000 < len(forest) < 9000 for forest in tree.attention_trees().values())
     assert set(tree.attention_speedup(torch.device("cpu"), heads=1, width=8, repeats=1)) == set(tree.attention_trees())
