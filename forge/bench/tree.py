@@ -45,7 +45,7 @@ SHAPE = {
 WHOLE = 10**9  # a token budget that never cuts
 TENTH = 10
 #: A naive side of more flat tokens than this is timed on a tenth.
-SAMPLED_ABOVE = 200_000
+SAMPLED_ABOVE = 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
