@@ -62,12 +62,14 @@ def write(result: dict[str, Any], curves: dict[str, list[dict[str, Any]]], machi
         "# Prefix-tree merging: what it saves",
         "",
         f"{result['model']}, {result['device']}; {machine['processor']}, one thread; torch {machine_torch()}.",
-        "Both sides are the trainer's gradient: merged, against one unpadded sample a request through the causal flash",
-        "kernel. Sampled: the flat side was timed on every tenth sample. Workload of the figures:",
+        "Both sides are the trainer's gradient: merged, against one unpadded sample a request through the causal",
+        "flash kernel. Timed: the share of the flat side's samples that was run, the rest scaled by FLOPs. MiB: the",
+        "peak above what was in use before. Workload of the figures:",
         f"{result['workload']}.",
         "",
-        "| workload | F/U | attention ratio | FLOP bound | measured | of the bound | over trajectories | sampled |",
-        "|---|---|---|---|---|---|---|---|",
+        "| workload | F/U | attention ratio | FLOP bound | measured | of the bound | over trajectories | timed "
+        "| MiB merged, per request, per trajectory | model |",
+        "|---|---|---|---|---|---|---|---|---|---|",
         *(row_of(row) for row in result["rows"]),
         "",
         "| figure | value |",
@@ -96,12 +98,16 @@ def machine_torch() -> str:
     return str(torch.__version__)
 
 
+MEMORY = ("merged_mib", "per_request_mib", "trajectory_mib")
+
+
 def row_of(row: dict[str, Any]) -> str:
     over = "-" if row["speedup_vs_trajectory"] is None else f"{row['speedup_vs_trajectory']:.2f}"
-    sampled = "yes" if row["sampled"] else "no"
+    mib = ", ".join("-" if row[k] is None else f"{row[k]:,.0f}" for k in MEMORY)
     return (
         f"| {row['workload']} | {row['flat_over_unique']:.1f} | {row['attention_ratio']:.1f} | {row['flop_bound']:.1f} "
-        f"| {row['speedup_vs_per_request']:.1f} | {row['efficiency']:.2f} | {over} | {sampled} |"
+        f"| {row['speedup_vs_per_request']:.1f} | {row['efficiency']:.2f} | {over} "
+        f"| {row['sampled']:.3g} | {mib} | {row['model']} |"
     )
 
 

@@ -10,7 +10,6 @@ layers, rows the distinct logits, and pairs what attention sees. The bound is th
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import statistics
 import sys
@@ -25,12 +24,13 @@ import torch
 from torch import Tensor
 
 from forge.bench import workloads
+from forge.bench.memory import Peak
 from forge.bench.workloads import Workload
 from forge.forest import Forest
 from forge.train.attention import BACKENDS, TreeLayout, pick, unavailable
 from forge.train.engine import TrainConfig, TrainEngine, quiet
 from forge.train.microbatch import inputs
-from forge.types import Json, TrainSample
+from forge.types import ForgeError, Json, TrainSample
 
 #: The model every row is measured on, unless said otherwise: random weights, real shapes.
 SHAPE = {
@@ -43,9 +43,18 @@ SHAPE = {
     "max_position_embeddings": 1 << 17,
 }
 WHOLE = 10**9  # a token budget that never cuts
-TENTH = 10
-#: A naive side of more flat tokens than this is timed on a tenth.
-SAMPLED_ABOVE = 40_000
+#: A naive side of more flat tokens than this is timed on a tenth of its samples, or less if that has more than
+#: SAMPLED_TOKENS.
+TENTH, SAMPLED_ABOVE, SAMPLED_TOKENS = 10, 40_000, 200_000
+#: For forests of half a million distinct tokens: the model, and how many tokens are merged at once.
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
+BUDGET = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +79,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One workload: sizes, ratios over merged, seconds. None: not defined or not measured for it."""
+    """One workload: sizes, ratios over merged, CPU seconds, peak MiB. None: not defined for it, or not to be had.
+
+    `sampled`: the share of the naive side's samples that was timed.
+    """
 
     workload: str
+    model: str
     flat: int
     unique: int
     flat_over_unique: float
@@ -83,13 +96,25 @@ class Row:
     speedup_vs_trajectory: float | None
     merged_s: float
     per_request_s: float
-    sampled: bool
+    sampled: float
+    merged_mib: float | None
+    per_request_mib: float | None
+    trajectory_mib: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One side: seconds for all of it, its peak, and the share of samples that was run."""
+
+    seconds: float
+    mib: float | None
+    share: float = 1.0
 
 
 class Bench:
-    """A model in `folder`, written there, and engines on it."""
+    """A model in `folder`, written there, and engines on it. `budget` bounds the tokens merged at once."""
 
-    def __init__(self, folder: Path, device: str, shape: dict[str, int] | None = None) -> None:
+    def __init__(self, folder: Path, device: str, shape: dict[str, int] | None = None, budget: int = WHOLE) -> None:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         quiet()
@@ -98,18 +123,25 @@ class Bench:
         self.device = device
         self.folder = folder
         LlamaForCausalLM(LlamaConfig(**{**SHAPE, **(shape or {})})).save_pretrained(self.folder)
-        self.merged = self.engine(merge="tree")
+        self.merged = self.engine(merge="tree", token_budget=budget)
         self.naive = self.engine(merge="none", token_budget=1)
+
+    @property
+    def name(self) -> str:
+        model = self.merged.model
+        c = model.config
+        size = sum(p.numel() for p in model.parameters())
+        return f"Llama {size / 1e6:.2g}M, {c.num_hidden_layers} layers of {c.hidden_size}, random weights"
 
     def engine(self, **options: Any) -> TrainEngine:
         settings = {"token_budget": WHOLE, "min_micro_batches": 1, "device": self.device, **options}
         return TrainEngine(self.folder, TrainConfig(**settings))
 
-    def seconds(self, engine: TrainEngine, samples: Sequence[TrainSample]) -> float:
-        gc.collect()
+    def measured(self, engine: TrainEngine, samples: Sequence[TrainSample]) -> Measured:
+        peak = Peak(self.device)
         began = self._now()
         engine.gradient(samples)
-        return self._now() - began
+        return Measured(self._now() - began, peak.mib())
 
     def _now(self) -> float:
         if self.device == "cpu":
@@ -117,39 +149,44 @@ class Bench:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    def naive_seconds(self, samples: list[TrainSample]) -> tuple[float, bool]:
-        """(seconds of one sample at a time, whether only a tenth was timed)."""
-        if sum(len(s.token_ids) for s in samples) <= SAMPLED_ABOVE or len(samples) < 2 * TENTH:
-            return self.seconds(self.naive, samples), False
-        ordered = sorted(samples, key=lambda s: len(s.token_ids))
-        tenth = ordered[TENTH // 2 :: TENTH]
-        scale = cost_flat(samples).flops(self.naive.model) / cost_flat(tenth).flops(self.naive.model)
-        return self.seconds(self.naive, tenth) * scale, True
+    def naive_side(self, samples: list[TrainSample]) -> Measured:
+        """One sample at a time; of many, a stratified part, its seconds scaled by FLOPs."""
+        tokens = sum(len(s.token_ids) for s in samples)
+        every = max(TENTH, tokens // SAMPLED_TOKENS)
+        if tokens <= SAMPLED_ABOVE or len(samples) < 2 * every:
+            return self.measured(self.naive, samples)
+        part = sorted(samples, key=lambda s: len(s.token_ids))[every // 2 :: every]
+        scale = cost_flat(samples).flops(self.naive.model) / cost_flat(part).flops(self.naive.model)
+        one = self.measured(self.naive, part)
+        return Measured(one.seconds * scale, one.mib, len(part) / len(samples))
 
     def row(self, workload: Workload) -> Row:
         requests = workload.per_request()
-        self.seconds(self.merged, requests[:1])  # warm
-        merged_s = self.seconds(self.merged, requests)
-        request_s, sampled = self.naive_seconds(requests)
+        self.measured(self.merged, requests[:1])  # warm
+        merged, naive = self.measured(self.merged, requests), self.naive_side(requests)
         try:
-            trajectory_s: float | None = self.naive_seconds(workload.per_trajectory())[0]
-        except ValueError:
-            trajectory_s = None  # contexts are rewritten: there is no such baseline
+            trajectory: Measured | None = self.naive_side(workload.per_trajectory())
+        except ForgeError:
+            trajectory = None  # contexts are rewritten: there is no such baseline
         flat, unique = cost_flat(requests), cost_merged(requests)
         bound = flat.flops(self.merged.model) / unique.flops(self.merged.model)
         return Row(
             workload=workload.name,
+            model=self.name,
             flat=flat.tokens,
             unique=unique.tokens,
             flat_over_unique=flat.tokens / unique.tokens,
             attention_ratio=flat.pairs / unique.pairs,
             flop_bound=bound,
-            speedup_vs_per_request=request_s / merged_s,
-            efficiency=request_s / merged_s / bound,
-            speedup_vs_trajectory=None if trajectory_s is None else trajectory_s / merged_s,
-            merged_s=merged_s,
-            per_request_s=request_s,
-            sampled=sampled,
+            speedup_vs_per_request=naive.seconds / merged.seconds,
+            efficiency=naive.seconds / merged.seconds / bound,
+            speedup_vs_trajectory=trajectory.seconds / merged.seconds if trajectory else None,
+            merged_s=merged.seconds,
+            per_request_s=naive.seconds,
+            sampled=naive.share,
+            merged_mib=merged.mib,
+            per_request_mib=naive.mib,
+            trajectory_mib=trajectory.mib if trajectory else None,
         )
 
 
@@ -174,8 +211,8 @@ def overhead(bench: Bench, repeats: int = 5) -> float:
     plain = bench.engine(merge="none")
     ratios = []
     for _ in range(repeats):  # side by side, so that a machine that drifts drifts for both
-        flat_s = bench.seconds(plain, apart)
-        ratios.append(bench.seconds(bench.merged, apart) / flat_s)
+        flat_s = bench.measured(plain, apart).seconds
+        ratios.append(bench.measured(bench.merged, apart).seconds / flat_s)
     return statistics.median(ratios) - 1
 
 
@@ -230,29 +267,18 @@ def peak_memory_ratio(device: str) -> float | None:
 def _peak(merge: str, device: str) -> float:
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:  # a process of its own, for its peak never falls
-        return float(pool.apply(_peak_bytes, (merge, device)))
+        return float(pool.apply(_peak_mib, (merge, device)))
 
 
-def _peak_bytes(merge: str, device: str) -> float:
+def _peak_mib(merge: str, device: str) -> float:
     with TemporaryDirectory() as folder:
-        engine = Bench(Path(folder), device).engine(merge=merge)
+        bench = Bench(Path(folder), device)
+        engine = bench.engine(merge=merge)
     load = workloads.agents(turns=8, group=2, prompt=1024, step=64, vocabulary=SHAPE["vocab_size"]).per_request()
     engine.gradient(load[:1])
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        engine.gradient(load)
-        return float(torch.cuda.max_memory_allocated() - before)
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew (man 5 proc)
-    resident = _status("VmRSS")
-    engine.gradient(load)
-    return _status("VmHWM") - resident
-
-
-def _status(key: str) -> float:
-    """A memory figure of this process in KiB, as Linux gives it."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+    mib = bench.measured(engine, load).mib
+    assert mib is not None
+    return mib
 
 
 def rows(bench: Bench, factor: int, data: Path | None) -> list[Row]:
@@ -262,13 +288,17 @@ def rows(bench: Bench, factor: int, data: Path | None) -> list[Row]:
         workloads.agents(turns=60, group=8, prompt=20_000 // factor, step=500 // factor, vocabulary=vocabulary),
         workloads.chat(vocabulary),
     ]
-    if data is not None and (data / workloads.TAU_BENCH).is_file():
-        task = min(r["task_id"] for r in workloads.read_runs(data))
-        loads += [
-            workloads.airline(data, vocabulary, lambda r: r["task_id"] == task and r["trial"] == 0, "airline, one run"),
-            workloads.airline(data, vocabulary, lambda r: r["task_id"] == task, "airline, one task group"),
-        ]
-    return [bench.row(load) for load in loads]
+    if data is None or not (data / workloads.TAU_BENCH).is_file():
+        return [bench.row(load) for load in loads]
+    task = min(r["task_id"] for r in workloads.read_runs(data))
+    loads += [
+        workloads.airline(data, vocabulary, lambda r: r["task_id"] == task and r["trial"] == 0, "airline, one run"),
+        workloads.airline(data, vocabulary, lambda r: r["task_id"] == task, "airline, one task group"),
+    ]
+    whole = workloads.airline(data, vocabulary, lambda _: True, "airline, whole forest")
+    with TemporaryDirectory() as folder:
+        small = Bench(Path(folder), bench.device, SMALL, BUDGET)
+    return [*(bench.row(load) for load in loads), small.row(whole)]
 
 
 def run(*, data: Path | None = None, factor: int = 10, device: str | None = None) -> Json:
@@ -295,7 +325,7 @@ def run(*, data: Path | None = None, factor: int = 10, device: str | None = None
         "rows": [asdict(row) for row in table],
         "attention": attention,
         "workload": f"{main.workload} (p = 20k and d = 500 divided by {factor})",
-        "model": f"Llama, {sum(p.numel() for p in bench.merged.model.parameters()) / 1e6:.1f}M random weights",
+        "model": main.model,
         "device": chosen,
         "unavailable": {b: unavailable(b, torch.device(chosen)) for b in BACKENDS},
     }

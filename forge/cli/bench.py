@@ -57,6 +57,8 @@ def show(console: Console, result: Json) -> None:
         "speedup_vs_per_request": "vs per request",
         "efficiency": "of the bound",
         "speedup_vs_trajectory": "vs per trajectory",
+        "merged_mib": "MiB",
+        "per_request_mib": "MiB per request",
     }
     for title in columns.values():
         table.add_column(title, justify="left" if title == "workload" else "right")

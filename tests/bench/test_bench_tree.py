@@ -66,10 +66,10 @@ def test_a_row_measures_both_sides(small: tree.Bench, monkeypatch: pytest.Monkey
     assert row.flop_bound > 1
     assert row.flat_over_unique == pytest.approx(row.flat / row.unique)
     assert row.speedup_vs_per_request == pytest.approx(row.per_request_s / row.merged_s)
-    assert not row.sampled
+    assert row.sampled == 1
     monkeypatch.setattr(tree, "SAMPLED_ABOVE", 100)
     tenth = small.row(load)
-    assert tenth.sampled
+    assert tenth.sampled == pytest.approx(1 / 12)
     assert (tenth.flat, tenth.unique, tenth.flop_bound) == (row.flat, row.unique, row.flop_bound)
 
 
