@@ -54,10 +54,10 @@ class Forest:
 
         Raises ForestError for what is no token id, or extra keys of another length.
         """
-        ids = [_checked(sequence, f"sequence {i}") for i, sequence in enumerate(sequences)]
+        ids = [token_ids(sequence, f"sequence {i}") for i, sequence in enumerate(sequences)]
         keys = None
         if extra is not None:
-            keys = [_checked(key, f"extra key {i}") for i, key in enumerate(extra)]
+            keys = [token_ids(key, f"extra key {i}") for i, key in enumerate(extra)]
             if [len(k) for k in keys] != [len(s) for s in ids]:
                 raise ForestError("extra keys: give exactly one a token of every sequence")
         return _Builder(ids, keys).build()
@@ -126,7 +126,8 @@ class Segments:
         return len(self.start)
 
 
-def _checked(sequence: ArrayLike, name: str) -> Ints:
+def token_ids(sequence: ArrayLike, name: str) -> Ints:
+    """A flat int64 array of numbers that are never negative. Raises ForestError, which calls it `name`."""
     array = np.asarray(sequence)
     if array.ndim != 1:
         raise ForestError(f"{name}: must be flat, a list of integers; it has {array.ndim} dimensions")

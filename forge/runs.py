@@ -128,6 +128,12 @@ class RunFolder:
     def write(self, name: str, data: Json) -> None:
         write_json(self.path / name, data)
 
+    def not_begun(self) -> ForgeError:
+        """What to say where Ctrl-C came before the first event."""
+        return ForgeError(
+            f"stopped before training began; nothing was lost; go on with: forge run --resume {self.path}"
+        )
+
     # --- real time ------
 
     def begin_life(self, command: Sequence[str] | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from forge.processes import belong_to
@@ -30,14 +29,12 @@ def run_all(tasks: Sequence[Task], workers: int) -> Iterator[tuple[int, dict[Can
         yield from map(run_task, tasks)
         return
     # spawn: a forked child would inherit the threads and locks of whatever called us
-    pool = ProcessPoolExecutor(
-        min(workers, len(tasks)), mp_context=get_context("spawn"), initializer=belong_to, initargs=(os.getpid(),)
-    )
+    pool = get_context("spawn").Pool(min(workers, len(tasks)), initializer=belong_to, initargs=(os.getpid(),))
     try:
-        for future in as_completed([pool.submit(run_task, task) for task in tasks]):
-            yield future.result()
-    finally:  # Ctrl-C included: what has begun ends, nothing else begins
-        pool.shutdown(cancel_futures=True)
+        yield from pool.imap_unordered(run_task, tasks)
+    finally:  # Ctrl-C included: a task may take a minute, and nobody wants its figures any more
+        pool.terminate()
+        pool.join()
 
 
 def run_task(task: Task) -> tuple[int, dict[Candidate, Figures]]:

@@ -38,10 +38,13 @@ USERS = {
 
 def main() -> int:
     """Exit code 0, 2 for user errors (one clear line each), 1 for our own."""
-    from forge.cli import bench, live, quickstart, simulate  # noqa: F401 - each registers its commands
-
     try:
+        from forge.cli import bench, live, quickstart, simulate  # noqa: F401 - each registers its commands
+
         app()
+    except KeyboardInterrupt:  # while modules were imported; later typer says so itself
+        print("stopped", file=sys.stderr)
+        return 130
     except ForgeError as error:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)

@@ -79,6 +79,12 @@ def check(scenario: Scenario) -> None:
     from forge.models import check_context, resolve
 
     check_context(resolve(scenario.model.path), scenario.engine.max_context, "engine.max_context")
+    if scenario.train.merge == "tree" and scenario.train.attention != "auto" and scenario.train.engine == "torch":
+        import torch
+
+        from forge.train.attention import pick
+
+        pick(scenario.train.attention, torch.device("cpu"))
     if scenario.queue.group < 2:
         raise ForgeError(f"queue.group = {scenario.queue.group}: a live run needs 2 or more for a baseline")
     for domain in scenario.domains:
@@ -87,10 +93,13 @@ def check(scenario: Scenario) -> None:
 
 def train(folder: RunFolder, console: Console, *, resume: bool) -> Json:
     """Run a folder's scenario live to its end and say how it went."""
-    from forge.cli.finish import finish, show_headline
-    from forge.live.run import run_live
+    try:
+        from forge.cli.finish import finish, show_headline
+        from forge.live.run import run_live
 
-    reason = run_live(folder.scenario(), folder, console, resume=resume)
+        reason = run_live(folder.scenario(), folder, console, resume=resume)
+    except KeyboardInterrupt:  # while modules are imported and processes start; later Ctrl-C is an event of the run
+        raise folder.not_begun() from None
     summary = finish(folder)
     show_headline(console, folder, summary)
     if reason == "stopped":

@@ -49,7 +49,7 @@ def invalid(param: str | None, message: str, code: str | None = None) -> ApiErro
 
 
 def too_long(prompt_tokens: int, max_context: int) -> ApiError:
-    """The wording agents look for before they compact (CLIENTS section 5)."""
+    """The wording agents look for before they compact."""
     message = (
         f"This model's maximum context length is {max_context} tokens. However, your messages resulted in "
         f"{prompt_tokens} tokens. Please reduce the length of the messages."

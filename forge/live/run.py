@@ -25,17 +25,13 @@ from forge.types import ForgeError
 
 TICK_S = 0.25
 HUSH_S = 2.0
-NOT_BEGUN = "stopped before training began; nothing was lost; go on with: forge run --resume {}"
 T = TypeVar("T")
 
 
 def run_live(scenario: Scenario, folder: RunFolder, console: Console, *, resume: bool) -> str:
     """Run to the scenario's stop, or Ctrl-C. Returns "done" or "stopped". Raises ForgeError; the folder resumes."""
-    try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            return runner.run(_run(scenario, folder, console, resume))
-    except KeyboardInterrupt:  # before `watch`, that is while the processes start
-        raise ForgeError(NOT_BEGUN.format(folder.path)) from None
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_run(scenario, folder, console, resume))
 
 
 async def _run(scenario: Scenario, folder: RunFolder, console: Console, resume: bool) -> str:
@@ -43,7 +39,7 @@ async def _run(scenario: Scenario, folder: RunFolder, console: Console, resume: 
         watch(live.world)
         start = None if live.resumes else await evaluate(live, "start")
         if live.world.stopped.is_set():
-            raise ForgeError(NOT_BEGUN.format(folder.path))
+            raise folder.not_begun()
         begin(live, start)
         reason = await drive(live)
         await hush(live.world)

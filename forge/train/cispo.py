@@ -1,7 +1,6 @@
 """The CISPO loss: an importance weight clipped under stop-gradient times log pi. Every token keeps its gradient.
 
-Source: MiniMax-M1 report (arXiv 2506.13585, equations 4 and 5), restated in DESIGN section 2. What other frameworks
-make of it, and the faults seen there, is in FIELD.md, "CISPO elsewhere".
+Source: MiniMax-M1 report (arXiv 2506.13585, equations 4 and 5), restated in DESIGN section 2.
 """
 
 from __future__ import annotations

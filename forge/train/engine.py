@@ -49,7 +49,7 @@ class NonFiniteGradientError(ArithmeticError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Learning rate, betas and clipping are those of LEARNING.md's recipe.
+    """The defaults are those with which a small model learns in minutes (`scenarios/quickstart.toml`).
 
     `token_budget` bounds the tokens (distinct if merged, else padded) forwarded at once and with them memory: the
     logits of the loss tokens alone are (loss tokens x vocabulary). Merged samples may be longer: they are streamed. A
@@ -146,7 +146,8 @@ class TrainEngine:
         self.model: Any = model.to(self.device).eval()
         autocast = config.dtype == "bfloat16"
         self.tree = TreeModel(self.model, config.attention, autocast=autocast) if config.merge == "tree" else None
-        self.parameters: dict[str, Tensor] = dict(self.model.named_parameters())  # tied weights once
+        # Tied weights once, frozen ones not at all.
+        self.parameters: dict[str, Tensor] = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.optimizer = adamw(self.parameters.values(), config, self.device)
         self.steps = 0
 

@@ -1,7 +1,7 @@
 """Micro-batches of whole samples: merged into a prefix forest, or padded side by side.
 
 Padding stands on the right and needs no attention mask: a causal model's real tokens never look at it, and only loss
-positions are read. Without a mask the fast causal kernel runs (ENGINES section 1: 2 to 2.7 times the dense mask).
+positions are read. Without a mask the fast causal kernel runs (the dense mask costs two to three times as much).
 """
 
 from __future__ import annotations

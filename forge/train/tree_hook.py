@@ -11,31 +11,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from forge.train.attention import Attend, TreeLayout
-from forge.types import ForgeError
+from forge.train.tree_refusal import UnsupportedModelError, check
 
 NAME = "forge_tree"
 
-
-class UnsupportedModelError(ForgeError):
-    """A model that the merged forward would not serve exactly; the message says why."""
+#: one forward pass at a time on a model: the attention it uses is a setting of the model's own
+_locks: WeakKeyDictionary[Any, RLock] = WeakKeyDictionary()
 
 
 @dataclass
 class TreeCall:
     """What every attention layer of one forward pass is given. `past` holds the keys and values of the path above the
-    queries, by layer, each [1, H_kv, past, D]; `own` is filled with those of the queries' own tokens."""
+    queries, by layer, each [1, H_kv, past, D]; `own` is filled with those of the queries' own tokens, `windows` with
+    the sliding windows that layers asked for."""
 
     layout: TreeLayout
     attend: Attend
     past: dict[int, tuple[Tensor, Tensor]] | None = None
     own: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    windows: set[int | None] = field(default_factory=set)
 
 
 def _attention(
@@ -43,7 +46,7 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _mask: Tensor | None,
+    attention_mask: Tensor | None = None,
     *,
     tree: TreeCall | None = None,
     scaling: float | None = None,
@@ -54,23 +57,29 @@ def _attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    if tree is None:
-        raise RuntimeError(f"{NAME}: the model did not pass the tree on to its attention layers")
-    for what, given in (("logit soft-capping", softcap), ("attention sinks", s_aux), ("position bias", position_bias)):
-        if given is not None:
-            raise UnsupportedModelError(f"{type(module).__name__}: {what} in attention is not served")
-    if dropout:
-        raise UnsupportedModelError(f"{type(module).__name__}: dropout {dropout} would differ between merged and not")
+    _refuse(module, tree is None, "it does not pass the tree on to its attention layers")
+    _refuse(module, attention_mask is not None, "a mask of the model's own making is not served")
+    _refuse(module, softcap is not None, "logit soft-capping in attention is not served")
+    _refuse(module, s_aux is not None, "attention sinks are not served")
+    _refuse(module, position_bias is not None, "a position bias in attention is not served")
+    _refuse(module, bool(dropout), f"dropout {dropout} would differ between merged and not; call eval()")
+    assert tree is not None
     if torch.is_autocast_enabled(query.device.type):  # as torch's own attention does: rotary embeddings are float32
         low = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(low), key.to(low), value.to(low)
     layer = int(getattr(module, "layer_idx", len(tree.own)))
     tree.own[layer] = key, value
+    tree.windows.add(sliding_window)
     if tree.past is not None:
         key, value = (torch.cat(pair, dim=2) for pair in zip(tree.past[layer], (key, value), strict=True))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = tree.attend(query, key, value, tree.layout, scale, sliding_window)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse(module: nn.Module, fault: bool, reason: str) -> None:
+    if fault:
+        raise UnsupportedModelError(f"{type(module).__name__}: {reason}")
 
 
 AttentionInterface.register(NAME, _attention)
@@ -80,52 +89,13 @@ AttentionInterface.register(NAME, _attention)
 def tree_attention(model: Any) -> Iterator[None]:
     """Within, the model's attention layers expect a `tree`. Raises UnsupportedModelError."""
     check(model)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
-
-
-def check(model: Any) -> None:
-    """Raises UnsupportedModelError with the first reason why merging would not be exact for this model."""
-    if reason := refusal(model):
-        raise UnsupportedModelError(f"{type(model).__name__}: {reason}; train it with train.merge = 'none'")
-
-
-def refusal(model: Any) -> str | None:
-    """Why this model cannot be served exactly, or None."""
-    config = model.config.get_text_config()
-    if config.is_encoder_decoder:
-        return "an encoder sees both ways"
-    strange = sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"})
-    if strange:
-        return f"layers of type {strange[0]!r} have no handler"
-    if not getattr(model, "_supports_attention_backend", False):
-        return "its attention does not go through transformers' attention interface"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        return "logit soft-capping in attention is not served"
-    if getattr(config, "output_router_logits", False):
-        return "its MoE auxiliary loss counts tokens once a forward and not once a sample; set output_router_logits off"
-    return _refused_module(model)
-
-
-def _refused_module(model: Any) -> str | None:
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.Dropout) and module.p > 0 and module.training:
-            return f"dropout {module.p} at {name} would differ between merged and not; call eval()"
-        if isinstance(module, nn.Conv1d | nn.RNNBase) or any(word in kind for word in STATEFUL):
-            return f"{kind} at {name} mixes neighbours in the packed order, and has no handler"
-        if getattr(module, "sinks", None) is not None:
-            return f"attention sinks at {name} are not served"
-        if getattr(module, "expert_capacity", None) is not None or getattr(module, "capacity_factor", None) is not None:
-            return f"experts with a capacity at {name} drop tokens by their number"
-        if module.training and getattr(module, "jitter_noise", 0):
-            return f"router noise at {name} would differ between merged and not; call eval()"
-    return None
-
-
-#: parts of class names whose layers carry a state from one token to the next
-STATEFUL = ("Mamba", "SSM", "RWKV", "Rwkv", "DeltaNet", "LinearAttention", "RecurrentBlock", "ShortConv")
+    with _locks.setdefault(model, RLock()):
+        # Parts of a composite model (text, vision) may each have their own.
+        configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}.values()
+        before = [(config, config._attn_implementation_internal) for config in configs]
+        model.set_attn_implementation(NAME)
+        try:
+            yield
+        finally:
+            for config, implementation in before:
+                config._attn_implementation_internal = implementation

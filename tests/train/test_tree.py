@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,8 +19,9 @@ from forge.forest import Forest
 from forge.train import attention, tree
 from forge.train.attention import TreeLayout, dense, flex, magi, segments, varlen
 from forge.train.tree import Targets, TreeModel
-from forge.train.tree_hook import UnsupportedModelError
+from forge.train.tree_refusal import UnsupportedModelError
 from forge.train.verify import Verdict, verify
+from forge.types import ForgeError
 
 agents = st.lists(st.lists(st.integers(0, 2), max_size=14), min_size=1, max_size=8)
 loss_names = st.sampled_from(sorted(losses(0)))
@@ -112,6 +114,10 @@ def test_faults_are_seen(fault: Any, name: str, monkeypatch: pytest.MonkeyPatch)
     sequences = dict(CORPUS)[name]
     assert verify(model("llama-mqa"), sequences).exact
     fault(monkeypatch)
+    if fault is not shifted_labels:  # which the trial, of logits, cannot see
+        with pytest.raises(UnsupportedModelError, match="in a trial of six tokens"):
+            TreeModel(model("llama-mqa"))
+    monkeypatch.setattr(TreeModel, "_try_out", lambda _: None)
     verdict = verify(model("llama-mqa"), sequences)
     assert not verdict.exact
     assert verdict.gradient > 1e-3, "a fault of this size must not hide near the tolerance"
@@ -148,7 +154,7 @@ def test_models_that_would_not_be_exact_are_refused() -> None:
     import transformers as hf
 
     llama = hf.LlamaForCausalLM(small(hf.LlamaConfig, attention_dropout=0.1)).train()
-    with pytest.raises(UnsupportedModelError, match=r"dropout 0\.1"):
+    with pytest.raises(UnsupportedModelError, match=r"attention_dropout = 0\.1"):
         TreeModel(llama).logprobs([[1, 2, 3]])
     size = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": None, "eos_token_id": None}
     gpt2 = hf.GPT2LMHeadModel(hf.GPT2Config(**size)).train()
@@ -175,6 +181,122 @@ def test_models_that_would_not_be_exact_are_refused() -> None:
     assert "linear_attention" in refused(mixed, hf.Qwen3NextForCausalLM)
 
 
+def made(cls: str, config: str, **more: Any) -> Any:
+    import transformers as hf
+
+    torch.manual_seed(0)
+    return getattr(hf, cls)(small(getattr(hf, config), **more)).eval()
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (lambda: made("LlamaForCausalLM", "LlamaConfig", rope_parameters=LONGROPE), "'longrope' depend on the longest"),
+        (
+            lambda: made(
+                "LlamaForCausalLM",
+                "LlamaConfig",
+                rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+            ),
+            "'dynamic' depend on the longest",
+        ),
+        (
+            lambda: made("RobertaForCausalLM", "RobertaConfig", is_decoder=True, pad_token_id=1),
+            "places tokens by something",
+        ),
+        (lambda: made("BertLMHeadModel", "BertConfig"), "sees more than what stands before"),
+        (lambda: made("LlamaModel", "LlamaConfig"), "no language-model head"),
+        (lambda: torch.nn.Linear(2, 2), "not a Hugging Face causal LM"),
+        (
+            lambda: made("OPTForCausalLM", "OPTConfig", ffn_dim=16, word_embed_proj_dim=16, dropout=0.1).train(),
+            "dropout",
+        ),
+        (
+            lambda: made("NemotronForCausalLM", "NemotronConfig"),
+            "does not pass the tree on",
+        ),
+        (
+            lambda: made("PhimoeForCausalLM", "PhimoeConfig", num_local_experts=2, sliding_window=2),
+            "sliding window that its attention layers are not told of|off by",
+        ),
+    ],
+    ids=["longrope", "dynamic", "roberta", "bert", "no head", "no model", "functional dropout", "nemotron", "phimoe"],
+)
+def test_what_a_model_does_not_declare_shows_in_a_trial(model: Any, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        TreeModel(model())
+
+
+def test_gradient_checkpointing_is_refused_while_it_is_on() -> None:
+    llama = made("LlamaForCausalLM", "LlamaConfig")
+    llama.gradient_checkpointing_enable()
+    TreeModel(llama)  # in eval mode nothing is forwarded again
+    with pytest.raises(UnsupportedModelError, match="gradient checkpointing"):
+        TreeModel(llama.train())
+
+
+def test_multi_head_latent_attention_has_values_of_another_size() -> None:
+    sizes = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    moe = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    deepseek = made("DeepseekV3ForCausalLM", "DeepseekV3Config", **sizes, **moe, head_dim=4).double()
+    verdict = verify(deepseek, grown(3))
+    assert verdict.exact, verdict
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    llama = made("LlamaForCausalLM", "LlamaConfig").double()
+    for name, parameter in llama.named_parameters():
+        parameter.requires_grad_("q_proj" in name)
+    verdict = verify(llama, grown(1))
+    assert verdict.exact, verdict
+    assert "q_proj" in verdict.worst
+    llama.requires_grad_(False)
+    with pytest.raises(ForgeError, match="nothing to compare"):
+        verify(llama, grown(1))
+
+
+def test_verify_refuses_what_does_not_repeat_itself() -> None:
+    llama = made("LlamaForCausalLM", "LlamaConfig")
+    llama.model.layers[0].mlp.register_forward_hook(lambda _m, _a, out: out + 0.1 * torch.randn_like(out))
+    with pytest.raises(UnsupportedModelError, match=r"off by|differ from call to call"):
+        verify(llama, grown(1))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "complaint"),
+    [
+        ([[1, 2, -1]], "sequence 0: holds -1"),
+        ([[1, 2, VOCAB]], f"token id {VOCAB}: the model knows {VOCAB} tokens"),
+        ([[1.5, 2.5]], "must hold integers"),
+        ([[True, False]], "must hold integers"),
+        ([["1", "2"]], "must hold integers"),
+        ([1, 2, 3], "must be flat"),
+    ],
+)
+def test_what_is_no_token_is_refused(sequences: Any, complaint: str) -> None:
+    with pytest.raises(ForgeError, match=complaint):
+        TreeModel(model("llama-mqa")).logprobs(sequences)
+    for temperature in (0.0, -1.0, math.nan):
+        with pytest.raises(ForgeError, match="temperature"):
+            TreeModel(model("llama-mqa")).logprobs([[1, 2]], temperature)
+
+
+def test_parts_of_a_composite_model_keep_their_attention() -> None:
+    llama = made("LlamaForCausalLM", "LlamaConfig")
+    llama.set_attn_implementation("eager")
+    TreeModel(llama).logprobs([[1, 2, 3]])
+    assert {m.config._attn_implementation for m in llama.modules() if hasattr(m, "config")} == {"eager"}
+
+
 def test_a_model_is_left_as_it_was() -> None:
     made = model("llama-mqa")
     before = made.config._attn_implementation
@@ -191,9 +313,13 @@ def test_degenerate_sequences() -> None:
 
 
 def test_a_verdict_says_what_it_found() -> None:
-    verdict = Verdict(loss=1e-15, logprobs=1e-15, gradient=2e-12, worst="lm_head.weight", limit=1e-12)
+    found = {"loss": 1e-15, "logprobs": 1e-15, "gradient": 2e-12, "worst": "lm_head.weight"}
+    verdict = Verdict(**found, limit=1e-12, slack=1e-10)
     assert str(verdict).startswith("NOT exact within 1.0e-12: loss 1.0e-15")
     assert "lm_head.weight" in str(verdict)
+    assert Verdict(**found, limit=1e-11, slack=1e-9).exact
+    for name in ("loss", "gradient", "logprobs"):
+        assert not Verdict(**(found | {name: math.nan}), limit=1e-11, slack=1e-9).exact
 
 
 # --- the attention backends, on their own ------

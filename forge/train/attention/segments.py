@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from forge.train.attention.layout import TreeLayout
 
@@ -65,7 +66,11 @@ def _tiled(n: int) -> int:
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: TreeLayout, scale: float, window: int | None) -> Tensor:
     """q [1, H, Q, D], k and v [1, H_kv, K, D] on a CPU, to [1, H, Q, D]. Exact for float32, float64 and bfloat16."""
     plan = planned(layout, layout.windowed(window))
-    return _Segments.apply(q, k, v, plan, scale)
+    width = v.shape[-1]
+    if width < q.shape[-1]:  # as in multi-head latent attention; the kernel wants one size
+        v = pad(v, (0, q.shape[-1] - width))
+    out: Tensor = _Segments.apply(q, k, v, plan, scale)
+    return out[..., :width]
 
 
 @dataclass(eq=False)
