@@ -158,7 +158,7 @@ def test_models_that_would_not_be_exact_are_refused() -> None:
         TreeModel(llama).logprobs([[1, 2, 3]])
     size = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": None, "eos_token_id": None}
     gpt2 = hf.GPT2LMHeadModel(hf.GPT2Config(**size)).train()
-    with pytest.raises(UnsupportedModelError, match=r"dropout 0.1 at .*call eval\(\)"):
+    with pytest.raises(UnsupportedModelError, match=r"resid_pdrop = 0\.1 .*call eval\(\)"):
         TreeModel(gpt2)
     mamba = hf.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
     assert "linear_attention" in refused(mamba, hf.MambaForCausalLM)
