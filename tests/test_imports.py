@@ -19,6 +19,7 @@ PURE = {
     "forge.trace": 1,
     "forge.mix": 1,
     "forge.forest": 1,
+    "forge.cost": 1,
     "forge.views": 2,
     "forge.policies": 3,
     "forge.processing": 4,

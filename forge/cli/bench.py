@@ -46,6 +46,49 @@ def tree(
     show(console, result)
 
 
+@bench.command("sim-accuracy")
+def sim_accuracy(
+    data: Data = None,
+    calibration: Annotated[
+        Path | None, typer.Option(help="Fit on this folder alone and score on --data; without it, cross-validate.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulator's cost model against measured TTFT and TPOT, on deployments it has not seen. A minute."""
+    from sim.accuracy_bench import run
+
+    console = Console(stderr=as_json)
+    with console.status("fitting") as status:
+        result = run(data, calibration, lambda done, of: status.update(f"deployment {done} of {of} left out"))
+    if as_json:
+        print_json({"bench": "sim-accuracy", "machine": machine(), **result})
+        return
+    show_accuracy(console, result)
+
+
+def show_accuracy(console: Console, result: Json) -> None:
+    console.print(f"{result['protocol']}; errors as fractions of the measured value", highlight=False)
+    columns = ("group", "cells", "tpot_mape", "tpot_median", "ttft_mape", "ttft_median")
+    titles = ("cells of", "number", "TPOT mean", "TPOT median", "TTFT mean", "TTFT median")
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="left" if title == titles[0] else "right")
+    for row in result["rows"]:
+        table.add_row(*(_cell(row[key]) for key in columns))
+    if result["rows"]:
+        console.print(table)
+    for reason, rows in result["excluded"].items():
+        console.print(f"left out: {rows:>4} rows, {reason}", highlight=False)
+    for one in result["replays"]:
+        errors = ", ".join(f"{m.upper()} {one[f'{m}_error']:+.1%}" for m in ("ttft", "tpot", "e2e"))
+        console.print(f"replay of {one['run']}, the half not calibrated on: {errors}", highlight=False)
+    for name, value in result["figures"].items():
+        console.print(f"{name:<30} {_cell(value)}", highlight=False)
+    for reason in dict.fromkeys(result["reasons"].values()):
+        names = ", ".join(name for name, why in result["reasons"].items() if why == reason)
+        console.print(f"null, {reason}: {names}", highlight=False)
+
+
 def show(console: Console, result: Json) -> None:
     console.print(f"{result['model']} on {result['device']}: {result['workload']}", highlight=False)
     table = Table(box=None, pad_edge=False)
