@@ -1,4 +1,4 @@
-"""`forge bench sim-accuracy`: the figures of DESIGN section 6, or null with the reason."""
+"""`forge bench sim-accuracy`: its figures, or null with the reason."""
 
 from __future__ import annotations
 

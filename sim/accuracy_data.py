@@ -1,7 +1,7 @@
 """Measured serving points: `aiconfigurator/hopper_serving_measured.csv` to clean cells.
 
 A row is the mean TTFT and TPOT of one deployment under a closed loop of `batch_size` requests. Rows that no model of
-one engine can answer for, or that are not physical, are left out and counted by reason (SIMULATION.md, "Accuracy");
+one engine can answer for, or that are not physical, are left out and counted by reason;
 repeats of a cell are merged by their median. Cells whose KV nearly fills the memory are kept apart: they measure the
 queue before admission, not the engine.
 """

@@ -11,7 +11,7 @@ prefills once while a request is under way: `ahead` of them before its first tok
 generator that sends everything at once makes a `burst`; requests of one length that started together end together, and
 their successors wait in a `convoy`. u: the share of time spent on prefill. Where the KV of all does not fit, as many
 run as do on average, and the others wait their turn before. Arrays: one entry a point.
-Source: SIMULATION.md, "Accuracy"; the convoy, the queue and the others' prefill being conserved are ours.
+The convoy, the queue and the others' prefill being conserved are ours.
 """
 
 from __future__ import annotations

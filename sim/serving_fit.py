@@ -89,7 +89,7 @@ def levels(cell: Cell) -> dict[str, str]:
 
 
 def generation(backend: str, version: str) -> str:
-    """Releases that share an engine loop: vLLM's changed with 0.17 (SIMULATION.md); others by their major number."""
+    """Releases that share an engine loop: vLLM's changed with 0.17; others by their major number."""
     parts = version.split(".")
     if not parts[0].isdigit() or len(parts) < 2 or not parts[1].isdigit():
         return "?"

@@ -1,4 +1,4 @@
-"""The cost model: closed form, monotone sanity, FIELD's figures, descriptions and their errors."""
+"""The cost model: closed form, monotone sanity, known figures, descriptions and their errors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_weights_are_those_published(model: str, total: float, active: float) ->
     ("model", "kv"), [("minimax_m2_5", 253_952), ("llama_3_1_70b", 327_680), ("deepseek_v3", 70_272)]
 )
 def test_kv_bytes_are_fields(model: str, kv: int) -> None:
-    """FIELD, "Prefill / decode, KV, L3": bytes a token in bf16."""
+    """KV bytes a token in bf16."""
     assert cost(model, tp=1).on.kv_bytes == kv
 
 

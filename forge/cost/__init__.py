@@ -75,5 +75,5 @@ class CostModel:
         return self.iteration(prefill=[(tokens, before)])
 
     def transfer(self, tokens: int, bandwidth: float, overhead: float = 0.0) -> float:
-        """Moving the KV of `tokens` over a link of `bandwidth` bytes/s a device (FIELD: tokens*kv/BW + overhead)."""
+        """Moving the KV of `tokens` over a link of `bandwidth` bytes/s a device (tokens * kv / BW + overhead)."""
         return tokens * self.on.kv_bytes / bandwidth + overhead

@@ -108,7 +108,7 @@ class ModelCard:
 
     @property
     def attention_weights(self) -> int:
-        """Weights of one layer's projections: FIELD's `h d (2 n_q + 2 n_kv)`, or those of latent attention."""
+        """Weights of one layer's projections: `h d (2 n_q + 2 n_kv)`, or those of latent attention."""
         if not self.kv_lora_rank:
             return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         query = self.heads * (self.head_dim + self.rope_head_dim)

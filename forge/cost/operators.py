@@ -4,8 +4,8 @@
 says what share of the peaks is reached and what overheads come on top; `seconds` joins them. All three take floats,
 or arrays of one shape: a simulator asks for one iteration, a fit for a thousand at once.
 
-Sources: FIELD.md, "Roofline" (per operator `t = ((Tc/e_c)^s + (Tm/e_m)^s)^(1/s)`, expert coverage `n (1-(1-k/n)^B)`,
-all-reduce `2 (tp-1)/tp` of the activations twice a layer, KV bytes a token) and SIMULATION.md, "Accuracy".
+The usual roofline forms: per operator `t = ((Tc/e_c)^s + (Tm/e_m)^s)^(1/s)`, expert coverage `n (1-(1-k/n)^B)`,
+all-reduce `2 (tp-1)/tp` of the activations twice a layer, KV bytes a token.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def seconds(work: Work, by: Efficiencies) -> Number:
 
 
 def covered(work: Work, by: Efficiencies) -> Number:
-    """Share of the experts that some token chooses: `1 - (1 - k/n)^B` for B independent tokens (FIELD.md)."""
+    """Share of the experts that some token chooses: `1 - (1 - k/n)^B` for B independent tokens."""
     one: Number = 1.0 - (1.0 - work.expert_share) ** (work.expert_tokens**by.spread)
     return one
 
