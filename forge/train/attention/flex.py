@@ -1,4 +1,5 @@
-"""Tree attention by torch's FlexAttention, for GPUs: it has no backward pass on a CPU (torch 2.13).
+"""Tree attention by torch's FlexAttention, for GPUs: it has no backward pass on a CPU (torch 2.13). Not run on a GPU
+by us; forward pass and masks are tested on a CPU.
 
 The block mask is worked out from `end` alone, in O(K + blocks), never by evaluating a mask function on every pair.
 """

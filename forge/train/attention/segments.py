@@ -25,8 +25,8 @@ from forge.train.attention.layout import TreeLayout
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-#: Cost in (query, key) pairs of a causal or full call, for choosing only: one pair under a mask, and one call.
-#: Measured by `forge bench tree`; wrong values cost time, never exactness.
+#: Cost in (query, key) pairs of a causal or full call, for choosing only: one pair under a mask, and one call. Rough
+#: figures of one CPU; wrong ones cost time, never exactness.
 MASKED_PAIR = 1.5
 CALL = 6000.0
 #: The kernel works on tiles of this many queries and keys: less than one costs as much.

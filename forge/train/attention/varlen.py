@@ -2,7 +2,8 @@
 
 Every segment becomes one "sequence": its tokens ask, and the keys are the path from the root to its end, gathered. A
 bottom-right aligned causal kernel then is exact. Keys are copied once a segment below them, so this pays where
-segments are long. With flash-attn 2 where it is installed, else torch's own kernel; neither runs on a CPU.
+segments are long. With flash-attn 2 where it is installed, else torch's own kernel; neither runs on a CPU, and neither
+was run by us.
 """
 
 from __future__ import annotations
