@@ -81,6 +81,13 @@ class Forest:
         return np.diff(self.offsets)
 
     @cached_property
+    def in_order(self) -> tuple[list[int], list[int], list[int]]:
+        """(sequence, its tokens, how many it shares with the one before it) as sorted, without the empty ones."""
+        first = int((self.lengths == 0).sum())  # the empty sort first, and share nothing
+        order = self.order[first:]
+        return order.tolist(), self.lengths[order].tolist(), self.shared[first:].tolist()
+
+    @cached_property
     def multiplicity(self) -> Ints:
         """[U]: through how many sequences each token goes."""
         return np.bincount(self.nodes, minlength=len(self)).astype(np.int64)

@@ -28,8 +28,9 @@ from forge.bench.memory import Peak
 from forge.bench.workloads import Workload
 from forge.forest import Forest
 from forge.train.attention import BACKENDS, TreeLayout, pick, unavailable
-from forge.train.engine import TrainConfig, TrainEngine, quiet
+from forge.train.engine import TrainEngine, quiet
 from forge.train.microbatch import inputs
+from forge.train.step import TrainConfig
 from forge.types import ForgeError, Json, TrainSample
 
 #: The model every row is measured on, unless said otherwise: random weights, real shapes.

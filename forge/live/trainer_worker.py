@@ -17,9 +17,10 @@ from pathlib import Path
 
 from forge.processing import Group, Survivors, longest_context, sampled
 from forge.scenario import Scenario
-from forge.train.engine import StepMetrics, TrainConfig, TrainEngine
+from forge.train.engine import TrainEngine
 from forge.train.protocol import Trainer
 from forge.train.samples import batch_samples
+from forge.train.step import StepMetrics, TrainConfig
 from forge.types import TrainSample, Trajectory
 
 #: in the run folder: what DeepSpeed and torchrun print

@@ -116,6 +116,13 @@ def companions(folder: Path) -> dict[str, bytes]:
     }
 
 
+def write_companions(folder: Path, contents: dict[str, bytes]) -> None:
+    """What `companions` read, beside a saved model; its own files stay as they are."""
+    for name, content in contents.items():
+        if not (folder / name).exists():
+            (folder / name).write_bytes(content)
+
+
 def _manifest(position: Position, files: dict[str, str]) -> Json:
     # Through JSON and back, so that what is hashed now (tuples, integer keys) equals what a reader will hash.
     body: Json = json.loads(json.dumps({"schema": SCHEMA, **asdict(position), "files": files}))

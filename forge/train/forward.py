@@ -1,7 +1,7 @@
 """A micro-batch's share of the gradient: logprobs of its loss tokens under the trainer's weights, its loss, its
 gradients.
 
-`padded` and `merged` forward a micro-batch at once; `forge.train.streaming` does it piece by piece.
+`logits` and `share` take a micro-batch at once; `forge.train.streaming` does it piece by piece.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.train.attention import TreeLayout
+from forge.train.cispo import CispoConfig, cispo_loss
 from forge.train.heads import logits_of_rows
 from forge.train.microbatch import MicroBatch
 from forge.train.tree import TreeModel
-from forge.train.tree_hook import TreeCall
 
 #: logprobs [N] of the loss tokens to the scalar share of the batch loss
 LossOf = Callable[[Tensor], Tensor]
@@ -34,21 +33,26 @@ class Share:
     entropies: Tensor
 
 
-def padded(model: Any, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor], *, autocast: bool) -> Share:
-    """Samples side by side."""
-    logits = logits_of_rows(model, micro.rows, autocast=autocast, input_ids=micro.input_ids)
-    return _share(logits, micro, loss_of, parameters)
+def loss_of(micro: MicroBatch, config: CispoConfig) -> LossOf:
+    """CISPO on a micro-batch: of its flat loss tokens every one counts, padding was never gathered."""
+
+    def loss(new: Tensor) -> Tensor:
+        every = torch.ones_like(new, dtype=torch.bool)
+        return cispo_loss(new, micro.rollout_logprobs, micro.advantages, every, micro.denominator, config)
+
+    return loss
 
 
-def merged(tree: TreeModel, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor]) -> Share:
-    """Samples as a forest."""
-    assert micro.forest is not None
-    call = TreeCall(TreeLayout.of(micro.forest), tree.attend)
-    logits = tree.logits_of_chunk(micro.forest, 0, len(micro.forest), call, micro.rows)
-    return _share(logits, micro, loss_of, parameters)
+def logits(model: Any, tree: TreeModel | None, micro: MicroBatch, *, autocast: bool = False) -> Tensor:
+    """[R, vocabulary]: by `tree` where the samples are merged (which knows its own precision), else by `model`."""
+    if micro.forest is None:
+        return logits_of_rows(model, micro.rows, autocast=autocast, input_ids=micro.input_ids)
+    assert tree is not None
+    return tree.logits(micro.forest, micro.rows)
 
 
-def _share(logits: Tensor, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor]) -> Share:
+def share(logits: Tensor, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor]) -> Share:
+    """Loss and gradients from a micro-batch's logits."""
     new, entropy = token_logprobs(logits, micro.row_temperature, micro.row_of, micro.targets)
     loss = loss_of(new)
     # autograd.grad and not backward(): each micro-batch's own norm is needed before they are summed.

@@ -41,12 +41,9 @@ def plan(forest: Forest, budget: int, at_least: int = 1) -> list[Part]:
 
     `at_least`: as many parts as that, if they cost few tokens more and the sequences allow.
     """
-    order = [int(i) for i in forest.order if forest.lengths[i]]
+    order, lengths, shared = forest.in_order
     if not order:
         return []
-    skipped = len(forest.order) - len(order)  # empty ones sort first
-    lengths = [int(forest.lengths[i]) for i in order]
-    shared = [0, *(int(s) for s in forest.shared[skipped + 1 :])]
     parts = _cut(order, lengths, shared, budget)
     tokens = sum(part.tokens for part in parts)
     work = sum((CUT if part.chunks == 1 else STREAMED) * part.tokens for part in parts)

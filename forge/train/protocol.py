@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from forge.train.engine import StepMetrics
+from forge.train.step import StepMetrics
 from forge.types import Json, TrainSample
 
 

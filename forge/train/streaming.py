@@ -26,7 +26,7 @@ from forge.train.tree_hook import TreeCall
 
 
 def streamed(tree: TreeModel, micro: MicroBatch, loss_of: LossOf, parameters: Sequence[Tensor]) -> Share:
-    """As `forge.train.forward.merged`, in the chunks of `micro`."""
+    """As `forge.train.forward.share`, in the chunks of `micro`."""
     assert micro.forest is not None
     memory = Memory(micro.forest, tree)
     pieces = [Piece(tree, micro, memory, first, last) for first, last in micro.chunks]

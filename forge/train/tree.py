@@ -108,10 +108,10 @@ class TreeModel:
                 f"{kind}: it declares a sliding window that its attention layers are not told of"
             )
 
-    def logits(self, forest: Forest, rows: Ints) -> Tensor:
+    def logits(self, forest: Forest, rows: Tensor) -> Tensor:
         """[R, vocabulary]: logits after each of `rows`, tokens of the forest."""
         call = TreeCall(TreeLayout.of(forest), self.attend)
-        return self.logits_of_chunk(forest, 0, len(forest), call, tensor(rows, self.device))
+        return self.logits_of_chunk(forest, 0, len(forest), call, rows)
 
     def logits_of_chunk(self, forest: Forest, first: int, last: int, call: TreeCall, rows: Tensor) -> Tensor:
         """The same for tokens `first` to `last` - 1 of the forest, given their past; `rows` count from `first`."""
@@ -141,7 +141,7 @@ class TreeModel:
         targets = Targets.after(forest, ids)
         if not len(forest):
             return [torch.zeros(0, device=self.device) for _ in ids]
-        logits = self.logits(forest, targets.rows)
+        logits = self.logits(forest, tensor(targets.rows, self.device))
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         table = torch.log_softmax(wide / temperature, dim=-1)
         flat = table[tensor(targets.row_of, self.device), tensor(targets.ids, self.device)]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,16 +80,17 @@ def verify(
     terms = terms or (lambda logprobs: [-one for one in logprobs])
     tree = TreeModel(model, backend)
     dtype = next(model.parameters()).dtype
-    with _full_precision() if dtype == torch.float64 else nullcontext():
-        plain, again = (evaluate(plain_logprobs(model, sequences), terms, model) for _ in range(2))
+    with _KeepFloat64() if dtype == torch.float64 else nullcontext():
+        plain = evaluate(plain_logprobs(model, sequences), terms, model)
+        again = plain_logprobs(model, sequences)
         merged = evaluate(tree.logprobs(sequences), terms, model)
-    if any(not torch.equal(a, b) for a, b in zip(plain.logprobs, again.logprobs, strict=True)):
+    if any(not torch.equal(a, b) for a, b in zip(plain.logprobs, again, strict=True)):
         raise UnsupportedModelError(f"{type(model).__name__}: its own logprobs differ from call to call; call eval()")
     verdict = compare(merged, plain, TOLERANCE.get(dtype, 0.0))
     if verdict.exact or dtype == torch.float64:
         return verdict
     wide = copy.deepcopy(model).double()
-    with _full_precision():
+    with _KeepFloat64():
         reference = evaluate(plain_logprobs(wide, sequences), terms, wide)
     own = compare(plain, reference, 0.0)
     limit = min(max(verdict.limit, ROUNDING * max(own.loss, own.gradient)), CAP.get(dtype, CAP_ROUGH))
@@ -153,15 +154,10 @@ def compare(one: Result, other: Result, limit: float) -> Verdict:
 TINY = torch.tensor(1e-300, dtype=torch.float64)
 
 
-@contextmanager
-def _full_precision() -> Iterator[None]:
+class _KeepFloat64(TorchFunctionMode):
     """Within, float64 stays float64. transformers' RMSNorm (and some softmaxes) compute in float32 whatever comes in;
     there a difference of 1e-16 between two exact paths becomes one of 1e-7 wherever rounding tips."""
-    with _KeepFloat64():
-        yield
 
-
-class _KeepFloat64(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args else None

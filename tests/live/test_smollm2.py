@@ -14,7 +14,8 @@ from forge.gateway.chat import HfChatCodec  # noqa: E402
 from forge.models import get_smollm2  # noqa: E402
 from forge.rollout.engine import Delta, EngineRequest, Sampling  # noqa: E402
 from forge.rollout.torch_engine import TorchEngine  # noqa: E402
-from forge.train.engine import TrainConfig, TrainEngine  # noqa: E402
+from forge.train.engine import TrainEngine  # noqa: E402
+from forge.train.step import TrainConfig  # noqa: E402
 from forge.types import TrainSample  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

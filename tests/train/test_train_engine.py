@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, 
 from forge.train import checkpoint, microbatch
 from forge.train.checkpoint import CheckpointError
 from forge.train.cispo import CispoConfig, EmptyBatchError
-from forge.train.engine import NonFiniteGradientError, TrainConfig, TrainEngine
+from forge.train.engine import TrainEngine
 from forge.train.microbatch import forward_length
 from forge.train.samples import batch_samples
+from forge.train.step import NonFiniteGradientError, TrainConfig
 from forge.types import Completion, Outcome, TrainSample, Trajectory
 
 MakeSamples = Callable[..., list[TrainSample]]

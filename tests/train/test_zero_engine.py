@@ -21,7 +21,8 @@ from zero_support import alive, distance, gone, longer, moved, threads
 
 from forge.train import checkpoint
 from forge.train.cispo import EmptyBatchError
-from forge.train.engine import NonFiniteGradientError, TrainConfig, TrainEngine, prepared
+from forge.train.engine import TrainEngine
+from forge.train.step import NonFiniteGradientError, TrainConfig, prepared
 from forge.train.zero.engine import ZeroEngine
 from forge.train.zero.messages import Seen, Work
 from forge.train.zero.portions import rounds, split
@@ -201,7 +202,7 @@ def test_a_killed_rank_is_a_clear_stop(started: Any, make_samples: MakeSamples, 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from forge.train.engine import TrainConfig
+from forge.train.step import TrainConfig
 from forge.train.zero.engine import ZeroEngine
 engine = ZeroEngine(Path(sys.argv[1]), TrainConfig(), ranks=2, stage=1)
 print(*engine.ranks.pids, engine.ranks.torchrun, flush=True)

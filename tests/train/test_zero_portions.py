@@ -17,8 +17,9 @@ from zero_support import longer
 from forge.forest import Forest
 from forge.train import microbatch
 from forge.train.cispo import CispoConfig, cispo_loss
-from forge.train.engine import TrainConfig, TrainEngine, prepared
+from forge.train.engine import TrainEngine
 from forge.train.microbatch import MicroBatch
+from forge.train.step import TrainConfig, prepared
 from forge.train.zero.engine import ZeroEngine
 from forge.train.zero.passes import Passes
 from forge.train.zero.portions import Portion, balanced, rounds, split

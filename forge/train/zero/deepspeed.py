@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from forge.train.checkpoint import CheckpointError
-from forge.train.engine import OPTIMIZER_FILE, TrainConfig, adamw
+from forge.train.step import OPTIMIZER_FILE, TrainConfig, adamw
 from forge.types import ForgeError, Json
 
 #: of Adam, by parameter; "step" is one number for all

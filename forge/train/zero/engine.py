@@ -21,7 +21,8 @@ from transformers import AutoConfig
 from forge.train import checkpoint
 from forge.train.checkpoint import Position
 from forge.train.cispo import RatioStats, ratio_stats
-from forge.train.engine import (
+from forge.train.microbatch import forward_length
+from forge.train.step import (
     OPTIMIZER_FILE,
     Gradient,
     NonFiniteGradientError,
@@ -31,7 +32,6 @@ from forge.train.engine import (
     prepared,
     step_metrics,
 )
-from forge.train.microbatch import forward_length
 from forge.train.zero.messages import Save, Seen, Setup, Work
 from forge.train.zero.portions import rounds, split
 from forge.train.zero.ranks import Ranks
@@ -121,9 +121,7 @@ class ZeroEngine:
     def _save_files(self, folder: Path) -> None:
         self.ranks.doing = f"while saving step {self.steps}"
         self.ranks.ask([Save(folder=folder.absolute())] * self.ranks.count)
-        for name, content in self.companions.items():
-            if not (folder / name).exists():
-                (folder / name).write_bytes(content)
+        checkpoint.write_companions(folder, self.companions)
 
     def _gradient(self, seen: Sequence[Seen], samples: Sequence[TrainSample]) -> Gradient:
         entropies = np.concatenate([one.entropies for one in seen])

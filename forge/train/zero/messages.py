@@ -11,7 +11,7 @@ import numpy as np
 from forge.train.zero.portions import Portion
 
 if TYPE_CHECKING:
-    from forge.train.engine import TrainConfig
+    from forge.train.step import TrainConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

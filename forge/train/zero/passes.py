@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from forge.forest import Forest
-from forge.train.attention import TreeLayout
+from forge.train import forward
 from forge.train.forward import LossOf, token_logprobs
 from forge.train.heads import logits_of_rows
 from forge.train.microbatch import MicroBatch
@@ -78,9 +78,7 @@ class Passes:
         rows = torch.zeros(1, dtype=torch.int64, device=device)
         if self.tree is None:
             return 0.0 * logits_of_rows(self.model, rows, input_ids=rows[None]).sum()
-        forest = Forest.of([[0]])
-        call = TreeCall(TreeLayout.of(forest), self.tree.attend)
-        return 0.0 * self.tree.logits_of_chunk(forest, 0, 1, call, rows).sum()
+        return 0.0 * self.tree.logits(Forest.of([[0]]), rows).sum()
 
     def run(self, units: Sequence[Unit], rounds: Sequence[int], engine: Backward) -> None:
         """Go through all rounds; unit r takes its part in round r, which has at least as many chunks as it."""
@@ -112,23 +110,15 @@ class _Whole:
         raise AssertionError("a micro-batch in one chunk needs no look ahead")
 
     def scalar(self, _: int, /) -> Tensor:
-        new, self.entropies = token_logprobs(
-            self._logits(), self.micro.row_temperature, self.micro.row_of, self.micro.targets
-        )
+        micro = self.micro
+        logits = forward.logits(self.passes.model, self.passes.tree, micro)
+        new, self.entropies = token_logprobs(logits, micro.row_temperature, micro.row_of, micro.targets)
         loss = self.loss_of(new)
         self.loss, self.logprobs = loss.detach(), new.detach()
         return loss * self.passes.weight
 
     def settle(self, _: int, /) -> None:
         pass
-
-    def _logits(self) -> Tensor:
-        micro, tree = self.micro, self.passes.tree
-        if tree is None:
-            return logits_of_rows(self.passes.model, micro.rows, input_ids=micro.input_ids)
-        assert micro.forest is not None
-        call = TreeCall(TreeLayout.of(micro.forest), tree.attend)
-        return tree.logits_of_chunk(micro.forest, 0, len(micro.forest), call, micro.rows)
 
 
 class _Streamed:

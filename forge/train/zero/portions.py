@@ -62,12 +62,10 @@ def rounds(portions: Sequence[Portion]) -> list[int]:
 
 def balanced(forest: Forest, ranks: int) -> list[list[int]]:
     """Runs of the sorted sequences, one a rank, whose largest number of distinct tokens is the least there is."""
-    order = [int(i) for i in forest.order if forest.lengths[i]]
+    order, lengths, shared = forest.in_order
     if not order:
         return [[] for _ in range(ranks)]
-    skipped = len(forest.order) - len(order)  # empty ones sort first
-    lengths = [int(forest.lengths[i]) for i in order]
-    fresh = [0, *(n - int(s) for n, s in zip(lengths[1:], forest.shared[skipped + 1 :], strict=True))]
+    fresh = [length - common for length, common in zip(lengths, shared, strict=True)]
     low, high = max(lengths), len(forest)
     while low < high:  # the fewest runs under a cap are those filled greedily
         middle = (low + high) // 2

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from forge.train import microbatch
-from forge.train.cispo import cispo_loss
-from forge.train.forward import LossOf
+from forge.train.forward import loss_of
 from forge.train.microbatch import MicroBatch
 from forge.train.tree import TreeModel
 from forge.train.zero.deepspeed import Zero, join
@@ -34,7 +33,9 @@ class Stepper:
             self.zero.load_optimizer(setup.optimizer, self.passes.idle)
 
     def step(self, work: Work) -> Seen:
-        units = [self.passes.unit(micro, self._loss_of(micro)) for micro in self._micro_batches(work.portion)]
+        units = [
+            self.passes.unit(micro, loss_of(micro, self.config.cispo)) for micro in self._micro_batches(work.portion)
+        ]
         self.passes.run(units, work.rounds, self.zero)
         norm = self.zero.step()
         return Seen(
@@ -58,15 +59,6 @@ class Stepper:
             else:
                 batches.append(microbatch.merged(samples, denominators, part, self.device, torch.float32))
         return batches
-
-    def _loss_of(self, micro: MicroBatch) -> LossOf:
-        def loss_of(new: Tensor) -> Tensor:
-            every = torch.ones_like(new, dtype=torch.bool)
-            return cispo_loss(
-                new, micro.rollout_logprobs, micro.advantages, every, micro.denominator, self.config.cispo
-            )
-
-        return loss_of
 
 
 def flat(units: Sequence[Unit], of: Callable[[Unit], Tensor]) -> np.ndarray:
