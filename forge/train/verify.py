@@ -80,7 +80,7 @@ def verify(
     terms = terms or (lambda logprobs: [-one for one in logprobs])
     tree = TreeModel(model, backend)
     dtype = next(model.parameters()).dtype
-    with _KeepFloat64() if dtype == torch.float64 else nullcontext():
+    with KeepFloat64() if dtype == torch.float64 else nullcontext():
         plain = evaluate(plain_logprobs(model, sequences), terms, model)
         again = plain_logprobs(model, sequences)
         merged = evaluate(tree.logprobs(sequences), terms, model)
@@ -90,7 +90,7 @@ def verify(
     if verdict.exact or dtype == torch.float64:
         return verdict
     wide = copy.deepcopy(model).double()
-    with _KeepFloat64():
+    with KeepFloat64():
         reference = evaluate(plain_logprobs(wide, sequences), terms, wide)
     own = compare(plain, reference, 0.0)
     limit = min(max(verdict.limit, ROUNDING * max(own.loss, own.gradient)), CAP.get(dtype, CAP_ROUGH))
@@ -154,7 +154,7 @@ def compare(one: Result, other: Result, limit: float) -> Verdict:
 TINY = torch.tensor(1e-300, dtype=torch.float64)
 
 
-class _KeepFloat64(TorchFunctionMode):
+class KeepFloat64(TorchFunctionMode):
     """Within, float64 stays float64. transformers' RMSNorm (and some softmaxes) compute in float32 whatever comes in;
     there a difference of 1e-16 between two exact paths becomes one of 1e-7 wherever rounding tips."""
 

@@ -18,7 +18,7 @@ from tree_support import losses, model
 
 from forge.forest import Forest
 from forge.train.tree import TreeModel
-from forge.train.verify import TOLERANCE, Result, Verdict, _full_precision, compare, evaluate, plain_logprobs
+from forge.train.verify import TOLERANCE, KeepFloat64, Result, Verdict, compare, evaluate, plain_logprobs
 
 Prefix = tuple[int, ...]
 Sequences = list[list[int]]
@@ -73,7 +73,7 @@ def verdicts(
 
     def run(way: Callable[[Any], list[Tensor]], dtype: torch.dtype = dtype) -> Result:
         net = model("llama-mqa", dtype)
-        with _full_precision() if dtype == torch.float64 else nullcontext():
+        with KeepFloat64() if dtype == torch.float64 else nullcontext():
             return evaluate(way(net), losses(0)["cispo"], net)
 
     exact = run(lambda net: plain_logprobs(net, sequences), torch.float64)
