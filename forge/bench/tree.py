@@ -149,15 +149,9 @@ class Bench:
         return Measured(min(seconds), mib)
 
     def _once(self, engine: TrainEngine, samples: Sequence[TrainSample]) -> float:
-        began = self._now()
+        began = now(self.device)
         engine.gradient(samples)
-        return self._now() - began
-
-    def _now(self) -> float:
-        if self.device == "cpu":
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
+        return now(self.device) - began
 
     def naive_side(self, samples: list[TrainSample]) -> Measured:
         """One sample at a time; of many, a stratified part, its seconds scaled by FLOPs."""
@@ -198,6 +192,14 @@ class Bench:
             per_request_mib=naive.mib,
             trajectory_mib=trajectory.mib if trajectory else None,
         )
+
+
+def now(device: str) -> float:
+    """CPU seconds of this process, or wall seconds once the GPU has done what it was given."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def cost_flat(samples: Sequence[TrainSample]) -> Cost:
@@ -254,11 +256,9 @@ def attention_speedup(device: torch.device, heads: int = 8, width: int = 64, rep
         q, k, v = (torch.randn(1, heads, len(forest), width, device=device, requires_grad=True) for _ in range(3))
 
         def once(attend: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, layout: TreeLayout) -> float:
-            began = time.process_time() if device.type == "cpu" else time.perf_counter()
+            began = now(device.type)
             torch.autograd.grad(attend(q, k, v, layout, width**-0.5, None).sum(), (q, k, v))
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            return (time.process_time() if device.type == "cpu" else time.perf_counter()) - began
+            return now(device.type) - began
 
         for attend in (ours, BACKENDS["dense"]):
             once(attend, q, k, v, layout)  # plans and masks are made once a forest, not once a layer

@@ -80,8 +80,9 @@ def calibrate(
 
     folder = RunFolder.open(run, runs)
     check_out(out)
-    warn(folder, summarise(folder.events(), folder.scenario()))
-    fitted = calibrate(list(folder.events()), folder.scenario(), source=folder.path.name)
+    events, scenario = list(folder.events()), folder.scenario()
+    warn(folder, summarise(events, scenario))
+    fitted = calibrate(events, scenario, source=folder.path.name)
     out.write_text(to_toml(fitted), encoding="utf-8")
     if as_json:
         print_json({"sim": fitted.sim.model_dump(mode="json"), "quality": fitted.quality})
