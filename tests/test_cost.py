@@ -216,3 +216,17 @@ def test_unknown_keys_of_hardware_and_names(tmp_path: Path) -> None:
         Precision(kv="fp3")
     with pytest.raises(ForgeError, match="ep = 3: must divide"):
         cost(tp=4, ep=3)
+
+
+@given(
+    deployments,
+    st.integers(0, 256),
+    st.integers(0, 5_000),
+    st.lists(st.tuples(st.integers(1, 8192), st.integers(0, 100_000)), min_size=1, max_size=3),
+)
+def test_a_mixed_iteration_is_the_roofline(
+    model: CostModel, rows: int, each: int, prefill: list[tuple[int, int]]
+) -> None:
+    """Parts are kept and added up; the whole is what one look at all operators gives."""
+    whole = float(seconds(work(model.on, rows, rows * each, prefill), model.by))
+    assert model.iteration(rows, rows * each, prefill) == pytest.approx(whole, rel=1e-9)

@@ -11,10 +11,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from forge.cost.cards import Hardware, ModelCard, hardware, model_card
-from forge.cost.operators import Deployment, Efficiencies, Precision, Work, seconds, work
+from forge.cost.operators import (
+    OF_HEADS,
+    SHARPNESS,
+    Deployment,
+    Efficiencies,
+    Precision,
+    Work,
+    context_flops,
+    device_seconds,
+    seconds,
+    work,
+)
 
 __all__ = [
     "CostModel",
@@ -45,6 +57,8 @@ class CostModel:
     prefill_factor: float = 1.0
     error: dict[str, float] = field(default_factory=dict)
     _lines: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tokens: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _heads: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def iteration(self, rows: int = 0, context: int = 0, prefill: Sequence[tuple[int, int]] = ()) -> float:
         """One engine iteration: a token for each of `rows` sequences that hold `context` tokens together, and chunks
@@ -53,8 +67,43 @@ class CostModel:
         decode = a + b * context
         if not prefill:
             return decode
-        mixed = float(seconds(work(self.on, rows, context, prefill), self.by))
+        tokens, flops = rows, 0.0
+        for new, before in prefill:
+            tokens += new
+            flops += context_flops(self.on, new, before)
+        device = self._of_tokens(tokens) + self._of_heads(rows + len(prefill))
+        device += flops * self._flop_s + rows * self._window_s + b / self.decode_factor * context
+        mixed = self.by.step_s + (device**SHARPNESS + self._launch_s**SHARPNESS) ** (1.0 / SHARPNESS)
         return decode + self.prefill_factor * (mixed - decode / self.decode_factor)
+
+    def _of_tokens(self, tokens: int) -> float:
+        """Device seconds of what depends on how many tokens there are and not whose; kept once computed."""
+        if tokens not in self._tokens:
+            one = replace(work(self.on, 0, 0, [(tokens, 0)]), context_attention=0.0)
+            self._tokens[tokens] = float(device_seconds(one, self.by)) - self._of_heads(1)
+        return self._tokens[tokens]
+
+    def _of_heads(self, heads: int) -> float:
+        """Device seconds of what depends on how many sequences want logits; kept once computed."""
+        if heads not in self._heads:
+            whole = work(self.on, heads)
+            own = Work(**{name: getattr(whole, name) for name in OF_HEADS})
+            self._heads[heads] = float(device_seconds(own, self.by))
+        return self._heads[heads]
+
+    @cached_property
+    def _flop_s(self) -> float:
+        """Of attention in prefill."""
+        return float(1.0 / (self.on.hardware.peak("bf16") * self.by.attention_flops))
+
+    @cached_property
+    def _window_s(self) -> float:
+        """Of the windowed layers' attention, for a decoding sequence."""
+        return float(work(self.on, 1).generation_attention / self.by.attention_bandwidth)
+
+    @cached_property
+    def _launch_s(self) -> float:
+        return float(self.on.model.layers * self.by.launch_s)
 
     def line(self, rows: int) -> tuple[float, float]:
         """(a, b): a decode-only iteration of `rows` sequences takes `a + b * context` seconds. Kept once computed."""

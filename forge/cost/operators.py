@@ -125,6 +125,10 @@ class Work:
     row_layers: Number = 0.0
 
 
+#: What `work` makes of the number of sequences alone.
+OF_HEADS = ("head_compute", "head_read", "rows", "row_layers")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiencies:
     """Shares of the peaks that are reached, and overheads in seconds. Defaults: what the fit of
@@ -159,10 +163,15 @@ class Efficiencies:
 
 def seconds(work: Work, by: Efficiencies) -> Number:
     """Of one iteration."""
-    device = (
-        _roofline(work.dense_compute / by.flops, work.dense_read / by.bandwidth)
-        + _roofline(work.expert_compute / by.expert_flops, covered(work, by) * work.expert_read / by.expert_bandwidth)
-        + _roofline(work.head_compute / by.flops, work.head_read / by.bandwidth)
+    return by.step_s + roofline(device_seconds(work, by), work.launched_layers * by.launch_s)
+
+
+def device_seconds(work: Work, by: Efficiencies) -> Number:
+    """Of one iteration, without what the host adds."""
+    total: Number = (
+        roofline(work.dense_compute / by.flops, work.dense_read / by.bandwidth)
+        + roofline(work.expert_compute / by.expert_flops, covered(work, by) * work.expert_read / by.expert_bandwidth)
+        + roofline(work.head_compute / by.flops, work.head_read / by.bandwidth)
         + work.context_attention / by.attention_flops
         + work.generation_attention / by.attention_bandwidth
         + work.activations * by.activation
@@ -174,7 +183,7 @@ def seconds(work: Work, by: Efficiencies) -> Number:
         + work.rows * by.row_s
         + work.row_layers * by.row_layer_s
     )
-    return by.step_s + _roofline(device, work.launched_layers * by.launch_s)
+    return total
 
 
 def covered(work: Work, by: Efficiencies) -> Number:
@@ -183,7 +192,7 @@ def covered(work: Work, by: Efficiencies) -> Number:
     return one
 
 
-def _roofline(compute: Number, memory: Number) -> Number:
+def roofline(compute: Number, memory: Number) -> Number:
     """Smooth maximum; never less than either."""
     total: Number = (compute**SHARPNESS + memory**SHARPNESS) ** (1.0 / SHARPNESS)
     return total
@@ -205,7 +214,7 @@ def work(on: Deployment, rows: float = 0, context: float = 0, prefill: Sequence[
         dense_read=dense * byte / h.bandwidth,
         head_compute=2 * heads * m.head_weights / on.tp / h.peak(head_number),
         head_read=m.head_weights / on.tp * head_byte / h.bandwidth,
-        context_attention=sum(_context_flops(on, *chunk) for chunk in prefill) / h.peak("bf16"),
+        context_attention=sum(context_flops(on, *chunk) for chunk in prefill) / h.peak("bf16"),
         generation_attention=_generation_s(on, rows, context),
         activations=tokens * m.layers * m.hidden * ACTIVATION_BYTES / h.bandwidth,
         layers=m.layers,
@@ -246,7 +255,7 @@ def _collectives(on: Deployment, tokens: float) -> dict[str, float]:
     return {"link": counted * reduce + spread * exchange, "collectives": counted + 2 * spread}
 
 
-def _context_flops(on: Deployment, tokens: float, before: float) -> float:
+def context_flops(on: Deployment, tokens: float, before: float) -> float:
     """Of one device: 4 d FLOP a head for every (query, key) pair, causal; a window bounds the pairs of its layers."""
     m = on.model
     width = m.heads / on.tp * (2 * (m.head_dim + m.rope_head_dim) + 2 * (m.value_dim or m.head_dim))
