@@ -5,7 +5,7 @@ A format is one module with a `load(path, **options)`. Which one a path holds is
 - mooncake: JSON lines with `hash_ids` and `timestamp`
 - azure: CSV whose first line names `ContextTokens`
 - claude_code: CSV whose first line names `lcp_prev`; a JSON object with `requests`; a folder of these
-- run_folder: a folder with trace.jsonl, or that file (JSON lines that begin with `run_started`)
+- run_folder: a run folder, or its trace.jsonl (JSON lines that begin with `run_started`)
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def load(path: str | Path, format: str | None = None, **options: Any) -> Trace:
 
 def _detect(path: Path) -> str:
     if path.is_dir():
-        if (path / "trace.jsonl").is_file():
+        if (path / "trace.jsonl").is_file() or (path / "scenario.resolved.json").is_file():
             return "run_folder"
         if (path / "requests.csv").is_file() or any(path.glob("*.json")):
             return "claude_code"

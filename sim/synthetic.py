@@ -1,0 +1,134 @@
+"""Synthetic agents: groups of sessions with tools, sub-agents, rewritten contexts and failures.
+
+A pure function of (seed, index), like `sim.workload`: all policies meet the same work (common random numbers). A larger
+group leaves the smaller one's members as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+
+from forge.mix import Mix
+from forge.sections_agents import AgentDomain
+from forge.types import DeathReason, ForgeError
+from sim.conversation import Conversation, first_prompt
+from sim.draws import Domain, Draws
+from sim.laws import normal_cdf
+from sim.sessions import Step
+
+_ITEM = 1 << 24  # chains of an item are numbered from multiples of it; those below are the domains' system prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One agent. `death`: why it died after the last of `steps` instead of answering; `reward` then does not count.
+
+    `timeouts`: tool calls that failed so. `idle_s`: from its last answer to its end, where a tool's time-out kills it.
+    """
+
+    steps: tuple[Step, ...]
+    reward: float
+    death: DeathReason | None
+    timeouts: int
+    idle_s: float
+
+    @property
+    def dies(self) -> bool:
+        return self.death is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One item: its members try the same task."""
+
+    domain: str
+    difficulty: float
+    members: tuple[Member, ...]
+
+
+class Agents:
+    """The work behind every index. `group`: members of an item; `block`: tokens of a KV block. Raises ForgeError.
+
+    `hardness` of an item is a standard normal that its members share.
+    """
+
+    def __init__(self, domains: Mapping[str, AgentDomain], *, seed: int, group: int = 8, block: int = 16) -> None:
+        for name, value in (("domains", len(domains)), ("group", group), ("block", block)):
+            if value < 1:
+                raise ForgeError(f"{name}: {value} of them; at least 1 is needed")
+        self.block = block
+        self._seed = seed
+        self._group = group
+        self._mix = Mix({name: model.share for name, model in domains.items()})
+        self._domains = {name: Domain(model, 2 * i) for i, (name, model) in enumerate(domains.items())}
+
+    def item(self, index: int) -> Group:
+        """Two standard normals of the item, then one row per member, drawn in order."""
+        name = self._mix.domain(index)
+        domain = self._domains[name]
+        rng = self._rng(index)
+        hardness, task_z = rng.standard_normal(2).tolist()
+        draws = domain.members(hardness, rng.standard_normal((self._group, domain.width)))
+        ids = count(_ITEM * (index + 1))
+        prompt, shared = first_prompt(domain.system, (next(ids), domain.task_tokens(task_z)), self.block)
+        members = []
+        for number, own in enumerate(draws):
+            talk = Conversation(domain.model.context, self.block, prompt, shared, ids)
+            members.append(self._member(domain, (index, number), own, talk, ids))
+        difficulty = domain.model.difficulty_mean + domain.model.difficulty_sd * hardness
+        return Group(name, round(difficulty, 3), tuple(members))
+
+    def _member(
+        self, domain: Domain, key: tuple[int, int], own: Draws, talk: Conversation, ids: Iterator[int]
+    ) -> Member:
+        steps: list[Step] = []
+        after: tuple[int, ...] = ()
+        timeouts, delay = 0, 0.0
+        last = len(own.outputs) - 1
+        calls = zip(own.outputs, own.results, own.waits, own.events, strict=True)
+        for i, (output, result, wait, event) in enumerate(calls):
+            spawns = i < last and event > domain.spawns
+            failed = i < last and not spawns and (event < domain.hangs or wait >= domain.timeout_s)
+            killed = failed and domain.kills(event)
+            steps.append(_step(talk, output, result, after, delay, ends=i == last or killed))
+            timeouts += failed
+            if killed:
+                return Member(tuple(steps), own.reward, DeathReason.ENVIRONMENT, timeouts, domain.timeout_s)
+            after, delay = (len(steps) - 1,), domain.timeout_s if failed else wait
+            if spawns:
+                after, delay = self._spawn(domain, (*key, i), steps, ids), 0.0
+        return Member(tuple(steps), own.reward, DeathReason.AGENT_CRASH if own.crashes else None, timeouts, 0.0)
+
+    def _spawn(self, domain: Domain, key: tuple[int, ...], steps: list[Step], ids: Iterator[int]) -> tuple[int, ...]:
+        """Add the sub-agents of the call made last, and return their last steps.
+
+        They draw from a generator of their own: whether others spawn some changes nothing here. Their tools end at
+        the time-out too, and they neither crash nor spawn.
+        """
+        rng = self._rng(*key)
+        parent, subs = len(steps) - 1, domain.model.sub_agents
+        agents = 1 + min(int(normal_cdf(float(rng.standard_normal())) * subs.most), subs.most - 1)
+        ends: list[int] = []
+        for own in domain.sub_agents(rng.standard_normal((agents, domain.sub_width))):
+            prompt, shared = first_prompt(domain.sub_system, (next(ids), subs.task_tokens), self.block)
+            talk = Conversation(domain.model.context, self.block, prompt, shared, ids)
+            after, delay, last = parent, 0.0, len(own.outputs) - 1
+            for i, (output, result, wait) in enumerate(zip(own.outputs, own.results, own.waits, strict=True)):
+                steps.append(_step(talk, output, result, (after,), delay, ends=i == last))
+                after, delay = len(steps) - 1, min(wait, domain.timeout_s)
+            ends.append(after)
+        return tuple(ends)
+
+    def _rng(self, *key: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=key)))
+
+
+def _step(talk: Conversation, output: int, result: int, after: tuple[int, ...], delay_s: float, *, ends: bool) -> Step:
+    """The conversation's next call; nothing comes after it where it `ends`."""
+    prompt = talk.prompt
+    output, path, continues = talk.call(output, result)
+    return Step(prompt=prompt, output=output, path=path, keep=continues and not ends, after=after, delay_s=delay_s)
