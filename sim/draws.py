@@ -1,4 +1,4 @@
-"""What the agents of one item draw, computed for all of them at once: rows of standard normals to counts and lengths."""
+"""What the agents of one item draw, for all of them at once: rows of standard normals to counts and lengths."""
 
 from __future__ import annotations
 

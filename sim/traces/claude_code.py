@@ -24,7 +24,7 @@ from sim.sessions import Path as Chains
 from sim.sessions import Session, Step
 from sim.traces.claude_code_files import Ask, Recording, read
 from sim.traces.prefixes import with_answer
-from sim.traces.reading import Recorded, positive, recorded
+from sim.traces.reading import Recorded, recorded, seconds
 
 SLACK_S = 2.0  # what two times in whole seconds may be off
 TOKEN_S = 0.043  # seconds a token of an answer, where a session tells of none: the median of the published traces
@@ -46,9 +46,8 @@ def load(path: Path, think_cap_s: float | None = None, every_s: float = 0.0) -> 
     """`think_cap_s`: longest wait before a request. `every_s`: a session starts so long after the last one: the traces
     do not tell when they began. Blocks are the files' own. Raises ForgeError."""
     if think_cap_s is not None:
-        positive("think_cap_s", think_cap_s)
-    if every_s:
-        positive("every_s", every_s)
+        seconds("think_cap_s", think_cap_s)
+    seconds("every_s", every_s)
     recordings = [recording for recording in read(path) if recording.asks]
     sizes = {recording.block for recording in recordings}
     if len(sizes) > 1:
@@ -137,10 +136,10 @@ def _next_of_agent(asks: tuple[Ask, ...]) -> dict[int, int]:
 def _answer_seconds(asks: tuple[Ask, ...], following: dict[int, int]) -> list[float]:
     known = [ask.api_s / ask.output for ask in asks if ask.api_s is not None]
     token_s = median(known) if known else TOKEN_S
-    seconds = []
+    spans = []
     for i, ask in enumerate(asks):
         span = token_s * ask.output if ask.api_s is None else ask.api_s
         if ask.api_s is None and i in following:
             span = min(span, max(0.0, asks[following[i]].t - ask.t))
-        seconds.append(span)
-    return seconds
+        spans.append(span)
+    return spans

@@ -131,6 +131,13 @@ def positive(name: str, value: float) -> float:
     return value
 
 
+def seconds(name: str, value: float) -> float:
+    """An option that must be a finite number, 0 or more."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        raise ForgeError(f"{name} = {value!r}: must be a number of seconds, 0 or more")
+    return value
+
+
 def block_size(value: int) -> int:
     if not isinstance(value, int) or value < 1:
         raise ForgeError(f"block = {value!r}: must be a whole number of tokens, at least 1")

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 
 from forge import trace as ev
-from sim.paths import Ask, read_paths
 from sim.paths import Path as Member
+from sim.paths import read_paths
 from sim.sessions import Path as Chains
 from sim.sessions import Session, Step
 from sim.traces.reading import Recorded, block_size, positive, recorded
@@ -47,11 +47,13 @@ def _session(name: str, member: Member, speed: float, growth: _Growth) -> Sessio
     free = member.submitted_s
     for i, ask in enumerate(member.asks):
         following = member.asks[i + 1] if i + 1 < len(member.asks) else None
-        keep = following is not None and following.prompt_tokens >= ask.prompt_tokens + ask.tokens
+        output = max(1, ask.tokens)
+        whole = ask.prompt_tokens + output
+        keep = following is not None and following.prompt_tokens >= whole
         step = Step(
             prompt=ask.prompt_tokens,
-            output=max(1, ask.tokens),
-            path=growth.path(ask),
+            output=output,
+            path=growth.path(ask.prompt_tokens, whole),
             keep=keep,
             after=(i - 1,) if i else (),
             delay_s=max(0.0, ask.routed_s - free),
@@ -71,11 +73,12 @@ class _Growth:
         self._own = next(ids)
         self._least = 0  # tokens of the last prompt and its answer
 
-    def path(self, ask: Ask) -> Chains:
-        if ask.prompt_tokens < self._least:
+    def path(self, prompt: int, whole: int) -> Chains:
+        """Of the next prompt. `whole`: tokens of it and its answer."""
+        if prompt < self._least:
             self._own = next(self._ids)
-        self._least = ask.prompt_tokens + ask.tokens
-        blocks = ask.prompt_tokens // self._block
+        self._least = whole
+        blocks = prompt // self._block
         shared = sum(pair[1] for pair in self._group)
         if blocks < shared:
             return ((self._own, blocks),)
