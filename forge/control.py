@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forge import trace as ev
+from forge.instances import Path
 from forge.policies import Policies
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
@@ -69,9 +70,10 @@ class Control:
         group: int,
         seed: int,
         sinks: tuple[Sink, ...] = (),
+        block: int = 1,
     ) -> None:
         self.policies = policies
-        self.views = Views(shape, instances)
+        self.views = Views(shape, instances, block)
         self.group = group
         self.seed = seed
         self.life = 0
@@ -118,10 +120,22 @@ class Control:
         self.account(ev.Submitted(t=now, position=position, domain=domain, difficulty=difficulty, members=members))
         return position
 
-    def route(self, now: float, *, request: str, position: int, member: int, turn: int, prompt_tokens: int) -> int:
-        """Which instance serves this request; accounted as in flight there until its `Completed` event."""
-        trajectory = f"{position}.{member}"
-        args = {"trajectory": trajectory, "turn": turn, "prompt_tokens": prompt_tokens}
+    def route(
+        self,
+        now: float,
+        *,
+        request: str,
+        position: int,
+        member: int,
+        turn: int,
+        prompt_tokens: int,
+        path: Path = (),
+    ) -> int:
+        """Which instance serves this request; accounted as in flight there until its `Completed` event. `path`: the
+        KV blocks its prompt consists of, where the world knows them."""
+        args: dict[str, Any] = {"trajectory": f"{position}.{member}", "turn": turn, "prompt_tokens": prompt_tokens}
+        if path:
+            args["path"] = path
         chosen: int = self._ask(now, "router", "route", args)
         self.account(
             ev.Routed(
@@ -132,6 +146,7 @@ class Control:
                 turn=turn,
                 prompt_tokens=prompt_tokens,
                 instance=chosen,
+                cached_tokens=min(self.views.instances.cached(path).get(chosen, 0), prompt_tokens - 1),
             )
         )
         return chosen

@@ -157,6 +157,7 @@ class _DriverReplay:
             group=scenario.queue.group,
             seed=scenario.seed,
             sinks=(self._made.append,),
+            block=scenario.sim.block,
         )
 
     def step(self, events: list[ev.Event], at: int) -> int:
@@ -205,7 +206,7 @@ class _DriverReplay:
 
     def _route(self, events: list[ev.Event], at: int) -> None:
         call, routed = events[at], events[at + 1] if at + 1 < len(events) else None
-        if not isinstance(routed, ev.Routed):
+        if not (isinstance(call, ev.PolicyCall) and isinstance(routed, ev.Routed)):
             raise _DifferenceFoundError(
                 "a routing decision without its request", ev.encode(call)[:200], "a routed event after it"
             )
@@ -216,6 +217,7 @@ class _DriverReplay:
             member=routed.member,
             turn=routed.turn,
             prompt_tokens=routed.prompt_tokens,
+            path=call.args.get("path", ()),
         )
 
 

@@ -16,7 +16,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 
 from forge.policies import AnyRouter, AnyScheduler, Policies
 from forge.queue import QueueShape
-from forge.sections import DomainMix, EngineSection, Eval, Live, Model, Queue, Section, Sim, Stop, Train
+from forge.sections import DomainMix, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
+from forge.sections_sim import Sim
 from forge.types import ForgeError
 
 #: every `kind` of the slots that have more than one
@@ -45,8 +46,11 @@ class Scenario(Section):
         names = [d.name for d in self.domains]
         if len(set(names)) != len(names):
             raise ValueError(f"domains: a name appears twice in {names}")
-        if strangers := sorted(set(self.sim.domains) - set(names)):
-            raise ValueError(f"sim.domains.{strangers[0]}: no domain of the mix has that name; there are {names}")
+        for key, models in (("domains", self.sim.domains), ("agents", self.sim.agents)):
+            if strangers := sorted(set(models) - set(names)):
+                raise ValueError(f"sim.{key}.{strangers[0]}: no domain of the mix has that name; there are {names}")
+        if self.sim.agents and (missing := sorted(set(names) - set(self.sim.agents))):
+            raise ValueError(f"sim.agents.{missing[0]}: missing; describe the agents of every domain, or of none")
         return self
 
     def check_lag_budget(self) -> None:

@@ -119,53 +119,6 @@ class Eval(Section):
     tasks: Annotated[int, Field(ge=0)] = 0
 
 
-class SimDomain(Section):
-    """Workload of one domain, fitted by `forge calibrate`. Log-normals by median and sigma; tails are capped."""
-
-    turns: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)] = (0.3, 0.4, 0.3)  # P(1, 2, ...)
-    prompt_tokens: Positive = 48  # of the first turn
-    turn_tokens: Annotated[int, Field(ge=0)] = 16  # a later turn's prompt grows by these beside what was sampled
-    tokens_median: Annotated[float, Field(gt=0)] = 12.0  # sampled tokens per turn
-    tokens_sigma: Seconds = 0.5
-    tokens_cap: Positive = 256
-    #: share of the variance of turns, lengths and outcomes that all members of an item have in common: harder items
-    #: are longer and pass less often
-    item_share: Annotated[float, Field(ge=0, le=1)] = 0.3
-    difficulty_mean: float = 3.0
-    difficulty_sd: Seconds = 1.0
-    death_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of a member
-    reward: Annotated[float, Field(ge=0, le=1)] = 0.3
-
-    @model_validator(mode="after")
-    def _some_turns(self) -> SimDomain:
-        if sum(self.turns) <= 0:
-            raise ValueError("turns: at least one probability must be above 0")
-        return self
-
-
-class Sim(Section):
-    """The simulator's model of this machine and this work."""
-
-    #: one decode iteration takes step_s + row_s * rows + prefill_token_s * tokens prefilled in it
-    step_s: Annotated[float, Field(gt=0)] = 4e-3
-    row_s: Seconds = 1e-4
-    prefill_token_s: Seconds = 2e-5
-    cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of prompt tokens whose KV is reused
-    #: seconds of agent and gateway work around one completion, on one shared core, and its fixed latency
-    request_cpu_s: Seconds = 3e-3
-    request_latency_s: Seconds = 2e-3
-    #: a trainer step takes data_s + train_step_s + train_token_s * tokens; then it saves; an engine loads
-    data_s: Seconds = 0.0
-    train_step_s: Seconds = 0.05
-    train_token_s: Seconds = 1e-4
-    save_s: Seconds = 0.02
-    load_s: Seconds = 0.01
-    instance_mtbf_s: Annotated[float, Field(gt=0)] | None = None
-    instance_repair_s: Seconds = 5.0
-    domains: dict[str, SimDomain] = {}
-    calibrated_from: str | None = None
-
-
 class Live(Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port

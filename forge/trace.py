@@ -58,6 +58,7 @@ class Routed(Event):
     turn: int
     prompt_tokens: int
     instance: int
+    cached_tokens: int = 0  # of the prompt, that the instance was believed to hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,19 @@ class Committed(Event):
     io_s: float
     tokens: int
     metrics: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported(Event):
+    """An instance's report reached the routers: its load a while ago, and the chains of KV blocks that changed since
+    its last report, with the blocks of each it holds (forge.prefix_index)."""
+
+    e: ClassVar[str] = "reported"
+    instance: int
+    running: int
+    waiting: int
+    free_tokens: int
+    chains: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,10 +265,15 @@ def decode(line: str) -> Event:
     try:
         row = json.loads(line)
         cls = KINDS[row.pop("e")]
-        event: Event = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})  # type: ignore[arg-type]
+        event: Event = cls(**{k: _tuples(v) for k, v in row.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(f"not a trace event: {line[:80]!r} ({error})") from None
     return event
+
+
+def _tuples(value: Any) -> Any:
+    """JSON has lists where events have tuples."""
+    return tuple(_tuples(one) for one in value) if isinstance(value, list) else value
 
 
 class TraceWriter:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge import trace as ev
+from forge.instances import Instances, Path, RouterView
 from forge.queue import ItemQueue, QueueShape
 from forge.types import ItemState
 
@@ -39,27 +40,6 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceView:
-    """One rollout instance: requests sent and not yet completed, and the weights version it serves."""
-
-    instance: int
-    in_flight: int
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterView:
-    """For the router: one request to place. `instances` are the live ones, by id."""
-
-    now: float
-    draw: float
-    trajectory: str
-    turn: int
-    prompt_tokens: int
-    instances: tuple[InstanceView, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SyncView:
     """For weight sync, asked after every commit. Counts are since the run began."""
 
@@ -79,30 +59,23 @@ class _Item:
 
 
 @dataclass(slots=True)
-class _Instance:
-    in_flight: int = 0
-    version: int = 0
-    live: bool = True
-
-
-@dataclass(slots=True)
 class Views:
     """State folded from events. Only `apply` changes it; an illegal event raises QueueError or TraceError."""
 
     shape: QueueShape
     instances_n: int
+    block: int = 1  # tokens of the KV blocks that requests' paths count
     queue: ItemQueue = field(init=False)
     now: float = 0.0
     step: int = 0
     version: int = 0  # newest version that every live engine serves
     published_step: int = 0
     items: dict[int, _Item] = field(default_factory=dict)
-    instances: dict[int, _Instance] = field(init=False)
-    requests: dict[str, int] = field(default_factory=dict)  # request -> instance
+    instances: Instances = field(init=False)
 
     def __post_init__(self) -> None:
         self.queue = ItemQueue(self.shape)
-        self.instances = {i: _Instance() for i in range(self.instances_n)}
+        self.instances = Instances(self.instances_n, self.block)
 
     def view(self, slot: str, draw: float, args: Mapping[str, Any]) -> QueueView | RouterView | SyncView:
         """The view a policy slot gets now. `args` is what the call is about, beyond the folded state."""
@@ -141,18 +114,17 @@ class Views:
             waiting=tuple(waiting),
         )
 
-    def router_view(self, draw: float, *, trajectory: str, turn: int, prompt_tokens: int) -> RouterView:
+    def router_view(
+        self, draw: float, *, trajectory: str, turn: int, prompt_tokens: int, path: Path = ()
+    ) -> RouterView:
         return RouterView(
             now=self.now,
             draw=draw,
             trajectory=trajectory,
             turn=turn,
             prompt_tokens=prompt_tokens,
-            instances=tuple(
-                InstanceView(instance=i, in_flight=s.in_flight, version=s.version)
-                for i, s in self.instances.items()
-                if s.live
-            ),
+            instances=self.instances.views(),
+            cached=self.instances.cached(path),
         )
 
     def sync_view(self, draw: float) -> SyncView:
@@ -162,7 +134,7 @@ class Views:
             step=self.step,
             version=self.version,
             steps_unpublished=self.step - self.published_step,
-            requests_in_flight=len(self.requests),
+            requests_in_flight=self.instances.in_flight,
         )
 
     # --- the fold ------
@@ -198,25 +170,27 @@ class Views:
                 self._apply_instance(event)
 
     def _apply_instance(self, event: ev.Event) -> None:
+        instances = self.instances
         match event:
             case ev.Routed():
-                if not (event.instance in self.instances and self.instances[event.instance].live):
+                if not instances.is_live(event.instance):
                     raise ev.TraceError(
                         f"request {event.request} routed to instance {event.instance}, which is not live"
                     )
-                self.requests[event.request] = event.instance
-                self.instances[event.instance].in_flight += 1
+                instances.routed(event.request, event.instance, event.prompt_tokens, event.cached_tokens)
+            case ev.FirstToken():
+                instances.first_token(event.request)
             case ev.Completed():
-                if event.request not in self.requests:
+                if not instances.completed(event.request):
                     raise ev.TraceError(f"request {event.request} completed, but it is not in flight")
-                self.instances[self.requests.pop(event.request)].in_flight -= 1
+            case ev.Reported():
+                instances.reported(event.instance, event.running, event.waiting, event.free_tokens, event.chains)
             case ev.Loaded():
-                self.instances[event.instance].version = event.version
-            case ev.InstanceDown():  # its requests complete as lost, before or after this
-                self.instances[event.instance].live = False
+                instances.loaded(event.instance, event.version)
+            case ev.InstanceDown():
+                instances.down(event.instance)
             case ev.InstanceUp():
-                self.instances[event.instance].live = True
-                self.instances[event.instance].version = event.version
+                instances.up(event.instance, event.version)
             case _:
                 pass
 
@@ -228,5 +202,6 @@ class Views:
             int(p): _Item(domain, submitted_s, finished_s)
             for p, (domain, submitted_s, finished_s) in event.items.items()
         }
-        self.instances = {i: _Instance(version=event.version) for i in range(self.instances_n)}
-        self.requests = {}
+        self.instances = Instances(self.instances_n, self.block)
+        for i in range(self.instances_n):
+            self.instances.loaded(i, event.version)

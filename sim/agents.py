@@ -10,18 +10,23 @@ from forge import trace as ev
 from forge.control import Control, commonest
 from forge.scenario import Scenario
 from forge.types import DeathReason
-from sim.clock import to_ns, to_s
-from sim.fleet import Call, Fleet
-from sim.workload import ItemWork, MemberWork, Turn, Workload
+from sim.alarm import HAPPEN, Alarm
+from sim.clock import to_fs, to_s
+from sim.rollout import Call, Rollout
+from sim.train_tokens import train_tokens
+from sim.work import Group, MemberWork, Work
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One trajectory under way, and what it has done so far."""
+    """One trajectory under way, and what it has done so far. `missing`: answers that each of its steps waits for."""
 
+    item: Item
     number: int
     work: MemberWork
-    call: Call | None = None
+    missing: list[int]
+    left: int
+    calls: dict[int, Call] = field(default_factory=dict)
     turns: int = 0
     tokens: int = 0
     tool_wait_s: float = 0.0
@@ -32,9 +37,8 @@ class Member:
 @dataclass(slots=True, eq=False)
 class Item:
     position: int
-    members: list[Member]
-    rewards: list[float] = field(default_factory=list)
-    train_tokens: int = 0  # tokens a trainer forwards: each survivor's last prompt and answer, which hold all before
+    members: list[Member] = field(default_factory=list)
+    survivors: list[MemberWork] = field(default_factory=list)
     ended: bool = False
 
 
@@ -42,11 +46,11 @@ class Core:
     """One shared processor, first come first served: the gateway and agent processes of a live run are CPU bound."""
 
     def __init__(self, work_s: float, latency_s: float) -> None:
-        self._work, self._latency = to_ns(work_s), to_ns(latency_s)
+        self._work, self._latency = to_fs(work_s), to_fs(latency_s)
         self._free = 0
 
     def delay(self, now: int) -> int:
-        """Nanoseconds until the work around one completion, asked for now, is done."""
+        """Femtoseconds until the work around one completion, asked for now, is done."""
         self._free = max(self._free, now) + self._work
         return self._free - now + self._latency
 
@@ -58,82 +62,104 @@ class Agents:
         self,
         env: Any,
         control: Control,
-        fleet: Fleet,
+        rollout: Rollout,
         scenario: Scenario,
-        workload: Workload,
+        work: Work,
         on_end: Callable[[], None],
     ) -> None:
         self._env = env
         self._control = control
-        self._fleet = fleet
-        self._workload = workload
+        self._rollout = rollout
+        self._work = work
         self._core = Core(scenario.sim.request_cpu_s, scenario.sim.request_latency_s)
-        self._timeout = to_ns(scenario.queue.item_timeout_s)
+        self._timeout = to_fs(scenario.queue.item_timeout_s)
+        self._merged = scenario.train.merge == "tree"
         self._on_end = on_end
         self.train_tokens: dict[int, int] = {}  # of finished items, until the trainer takes them
 
     def submit(self) -> None:
         """Start the next item and its members."""
-        work: ItemWork = self._workload.item(len(self._control.queue))
+        work: Group = self._work.item(len(self._control.queue))
         position = self._control.submit(
             self._now(), domain=work.domain, difficulty=work.difficulty, members=len(work.members)
         )
-        item = Item(position, [Member(m, w) for m, w in enumerate(work.members)])
+        item = Item(position)
+        for number, one in enumerate(work.members):
+            missing = [len(step.after) for step in one.steps]
+            item.members.append(Member(item, number, one, missing, len(missing)))
         for member in item.members:
-            self._env.process(self._play(item, member))
-        deadline = self._env.timeout(self._timeout)
-        deadline.callbacks.append(lambda _: self._time_out(item))
+            for number, step in enumerate(member.work.steps):
+                if not step.after:
+                    self._wait(member, number, step.delay_s)
+        self._at(self._timeout, lambda: self._time_out(item))
 
     def _now(self) -> float:
         return to_s(self._env.now)
 
+    def _at(self, fs: int, then: Callable[[], None]) -> None:
+        Alarm(self._env, HAPPEN, lambda _: then()).set(self._env.now + fs)
+
     # --- one member ------
 
-    def _play(self, item: Item, member: Member) -> Any:
-        """Process: turns, each a request and then a tool wait."""
-        for number, turn in enumerate(member.work.turns):
-            yield from self._ask(item, member, number, turn)
-            if item.ended:
-                return
-            member.turns += 1
-            member.tokens += turn.sampled_tokens
-            if turn.tool_wait_s:
-                yield self._env.timeout(to_ns(turn.tool_wait_s))
-                member.tool_wait_s += turn.tool_wait_s
-                if item.ended:
-                    return
-        self._member_done(item, member, DeathReason.AGENT_CRASH if member.work.dies else None)
+    def _wait(self, member: Member, number: int, delay_s: float) -> None:
+        """The tool's time, or the agent's own, then the next request."""
+        if delay_s:
+            self._at(to_fs(delay_s), lambda: self._ask(member, number, delay_s))
+        else:
+            self._ask(member, number, 0.0)
 
-    def _ask(self, item: Item, member: Member, number: int, turn: Turn) -> Any:
+    def _ask(self, member: Member, number: int, waited_s: float, attempt: int = 0) -> None:
+        if member.item.ended:
+            return
+        member.tool_wait_s += waited_s
+        self._at(
+            self._core.delay(self._env.now),
+            lambda: self._rollout.when_live(lambda: self._send(member, number, attempt)),
+        )
+
+    def _send(self, member: Member, number: int, attempt: int) -> None:
         """One completion; sent again for as long as its instance crashes under it."""
-        attempt = 0
-        while not item.ended:
-            yield self._env.timeout(self._core.delay(self._env.now))
-            while (back := self._fleet.wait_live()) is not None:
-                yield back
-            if item.ended:
-                return
-            retry = f".r{attempt}" if attempt else ""
-            member.call = self._fleet.send(
-                request=f"{item.position}.{member.number}.{number}{retry}",
-                position=item.position,
-                member=member.number,
-                turn=number,
-                prompt_tokens=turn.prompt_tokens,
-                tokens=turn.sampled_tokens,
-            )
-            call: Call = yield member.call.answered
-            member.call = None
-            if not call.lost:
-                return
-            attempt += 1
+        if member.item.ended:
+            return
 
-    def _member_done(self, item: Item, member: Member, reason: DeathReason | None) -> None:
-        self._account_member(item, member, reason)
-        if reason is None:
-            item.rewards.append(member.work.reward)
-            last = member.work.turns[-1]
-            item.train_tokens += last.prompt_tokens + last.sampled_tokens
+        def answered(call: Call) -> None:
+            del member.calls[number]
+            if member.item.ended:
+                return
+            if call.lost:
+                self._ask(member, number, 0.0, attempt + 1)
+            else:
+                self._answered(member, number)
+
+        retry = f".r{attempt}" if attempt else ""
+        name = f"{member.item.position}.{member.number}.{number}{retry}"
+        step = member.work.steps[number]
+        member.calls[number] = self._rollout.send(name, member.item.position, member.number, number, step, answered)
+
+    def _answered(self, member: Member, number: int) -> None:
+        steps = member.work.steps
+        member.turns += 1
+        member.tokens += steps[number].output
+        member.left -= 1
+        if not member.left:
+            if member.work.idle_s:
+                self._at(to_fs(member.work.idle_s), lambda: self._member_done(member))
+            else:
+                self._member_done(member)
+            return
+        for later in range(number + 1, len(steps)):
+            if number in steps[later].after:
+                member.missing[later] -= 1
+                if not member.missing[later]:
+                    self._wait(member, later, steps[later].delay_s)
+
+    def _member_done(self, member: Member) -> None:
+        item = member.item
+        if item.ended:
+            return
+        self._account_member(member, member.work.death)
+        if member.work.death is None:
+            item.survivors.append(member.work)
         if all(m.done for m in item.members):
             self._end(item)
 
@@ -144,29 +170,30 @@ class Agents:
         item.ended = True
         for member in item.members:
             if not member.done:
-                self._account_member(item, member, DeathReason.TIMEOUT)
-                if member.call is not None:
-                    self._fleet.cancel(member.call)
+                self._account_member(member, DeathReason.TIMEOUT)
+                for call in list(member.calls.values()):
+                    self._rollout.cancel(call)
         self._end(item)
 
     def _end(self, item: Item) -> None:
         item.ended = True
-        self.train_tokens[item.position] = item.train_tokens
+        self.train_tokens[item.position] = train_tokens(item.survivors, self._work.block, merged=self._merged)
         self._control.finish(
             self._now(),
             item.position,
             tokens=sum(m.tokens for m in item.members),
-            rewards=item.rewards,
+            rewards=[one.reward for one in item.survivors],
             reason=commonest([m.death for m in item.members if m.death is not None]),
         )
+        item.members.clear()
         self._on_end()
 
-    def _account_member(self, item: Item, member: Member, reason: DeathReason | None) -> None:
+    def _account_member(self, member: Member, reason: DeathReason | None) -> None:
         member.done, member.death = True, reason
         self._control.account(
             ev.MemberDone(
                 t=self._now(),
-                position=item.position,
+                position=member.item.position,
                 member=member.number,
                 reward=member.work.reward if reason is None else None,
                 turns=member.turns,

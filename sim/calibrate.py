@@ -12,7 +12,8 @@ import tomli_w
 
 from forge import trace as ev
 from forge.scenario import Scenario
-from forge.sections import DomainMix, Sim, SimDomain, Stop, ToolWait
+from forge.sections import DomainMix, Stop, ToolWait
+from forge.sections_sim import Sim, SimDomain
 from forge.types import ForgeError
 from sim.fit import fit_core, fit_domain, fit_line, shared_variance, usage_rows
 from sim.measure import intervals, measure
@@ -87,7 +88,7 @@ def _match_share(model: SimDomain, mix: DomainMix, scenario: Scenario) -> float:
         sim = Sim(domains={mix.name: model.model_copy(update={"item_share": share})})
         workload = Workload(scenario.model_copy(update={"sim": sim, "domains": (mix,)}))
         items = [workload.item(position) for position in range(SHARE_ITEMS)]
-        drawn = [[math.log(sum(t.sampled_tokens for t in m.turns)) for m in item.members] for item in items]
+        drawn = [[math.log(sum(t.output for t in m.steps)) for m in item.members] for item in items]
         if shared_variance(drawn) < model.item_share:
             low = share
         else:

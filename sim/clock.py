@@ -1,13 +1,16 @@
-"""Simulated time is whole nanoseconds: sums are exact, so a jump over many iterations ends where stepping would."""
+"""Simulated time is whole femtoseconds: sums are exact, so a jump over many iterations ends where stepping would.
+
+A token's share of an iteration may be nanoseconds; in whole nanoseconds its rounding would add up over a run.
+"""
 
 from __future__ import annotations
 
-NS = 1_000_000_000
+FS = 1_000_000_000_000_000
 
 
-def to_ns(seconds: float) -> int:
-    return round(seconds * NS)
+def to_fs(seconds: float) -> int:
+    return round(seconds * FS)
 
 
-def to_s(ns: int) -> float:
-    return ns / NS
+def to_s(fs: int) -> float:
+    return fs / FS

@@ -1,214 +1,494 @@
-"""A rollout instance: continuous batching at the level of iterations, jumped over analytically.
+"""A rollout instance at the level of iterations: continuous batching, chunked prefill, paged KV, preemption.
 
-Every iteration gives each running row one token. A request joins at an iteration boundary while a slot is free,
-first come first served; the iteration that prefills its prompt also samples its first token. Nothing changes inside
-a *span* of iterations with the same rows, so the instance plans one span at a time and only its end is an event.
+Every iteration gives each decoding request a token and spends what is left of a token budget on prompts, first come
+first served. Nothing changes inside a *span* of iterations with the same batch, so the instance plans one span at a
+time and only its end is an event: all iterations until a decoding request ends or memory runs out, all full chunks of
+one long prompt, or a single mixed iteration. Times are integers, so a span ends exactly where stepping would.
+
+A plan, in this order: running requests take the blocks of their next token, preempting the youngest where there is no
+room; the prompt under way takes its chunk; then, unless somebody was preempted, the queue is admitted in order while
+budget, seats and memory last. `tests/sim/engine_oracle.py` says the same once more, block by block.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from dataclasses import dataclass
+from typing import Literal
 
-from forge.sections import Sim
-from sim.clock import to_ns
+from forge.types import ForgeError
+from sim.iteration import Times
+from sim.kv import ChainCache, Spill
+from sim.memory import Memory
+from sim.request import Request
+from sim.sessions import Path
+from sim.span import Span
 
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Seconds an iteration takes (`forge.scenario.Sim`)."""
-
-    step_s: float
-    row_s: float
-    prefill_token_s: float
-
-    @classmethod
-    def of(cls, sim: Sim) -> Cost:
-        return cls(sim.step_s, sim.row_s, sim.prefill_token_s)
-
-    def iteration_ns(self, rows: int, prefill_tokens: int) -> int:
-        return max(1, to_ns(self.step_s + self.row_s * rows + self.prefill_token_s * prefill_tokens))
+LoadMode = Literal["in_flight", "drain", "abort"]
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """One completion to sample. `tokens` is the hidden truth, read by the instance alone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """`block` tokens a KV block, `capacity` in blocks, `budget` tokens an iteration, `seats` requests at once.
 
-    id: str
-    prefill_tokens: int
-    tokens: int
-    sampled: int = 0
-    versions: tuple[int, int] = (0, 0)  # first and last weights version that sampled a token
-    cancelled: bool = False
-    joined: int = -1  # iterations the instance had done when it joined; -1: waiting
+    `jump` False plans one iteration at a time: the same model, stepped.
+    """
 
+    block: int = 16
+    capacity: int
+    budget: int = 8192
+    seats: int = 256
+    jump: bool = True
 
-@dataclass(slots=True)
-class Progress:
-    """What one `advance` brought about, in this order."""
-
-    first_tokens: list[Request] = field(default_factory=list)
-    ended: list[Request] = field(default_factory=list)
-    loaded: int | None = None
+    def __post_init__(self) -> None:
+        if min(self.block, self.capacity, self.seats) < 1:
+            raise ForgeError(f"block, capacity, seats = {self.block}, {self.capacity}, {self.seats}: must be positive")
+        if self.budget <= self.seats:
+            raise ForgeError(f"budget = {self.budget}: must exceed seats = {self.seats}, or no prompt is ever computed")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A weights version to load. `drain`: admit nobody and wait until no row runs."""
+    """A weights version to load, taking `fs`. `in_flight`: running requests keep their KV. `drain`: nobody is admitted
+    until none runs. `abort`: they wait again, in front, and compute their KV anew."""
 
     version: int
-    ns: int
-    drain: bool
+    fs: int
+    mode: LoadMode
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What `Usage` events report, over complete iterations."""
+    """Over complete iterations. `spans`: plans carried out. `sampled_tokens`: first ones included."""
 
-    busy_ns: int = 0
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
+    busy_fs: int
+    iterations: int
+    spans: int
+    prefill_tokens: int
+    sampled_tokens: int
+    preemptions: int
 
 
 class Instance:
-    """Pure state machine in nanoseconds. The owner calls `advance(now)` exactly at `due()`, after all else of then.
+    """Pure state machine in femtoseconds. The owner calls `advance(now)` exactly at `due()`, after all else of then,
+    and reads what came of it: `first_tokens`, `ended`, `loaded`, in this order.
 
     An iteration that has begun is never changed: arrivals, cancellations and loads take effect at its end.
     """
 
-    def __init__(self, cost: Cost, slots: int) -> None:
+    def __init__(self, times: Times, shape: Shape, *, listen: bool = False, spill: Spill | None = None) -> None:
         self.version = 0
-        self._cost = cost
-        self._slots = slots
-        self._waiting: deque[Request] = deque()
-        self._rows: list[tuple[int, int, Request]] = []  # heap: (iteration it ends with, order, request)
-        self._joining: list[Request] = []  # rows that get their first token in this span
-        self._order = 0
-        self._cancelling = False
+        self.waiting: deque[Request] = deque()
+        self.first_tokens: list[Request] = []
+        self.ended: list[Request] = []
+        self.loaded: int | None = None
+        self._times = times
+        self._shape = shape
+        self._listen = listen
+        self._spill = spill
+        self._orders = 0
+        self._busy_fs = self._iterations = self._spans = self._prefilled = self._sampled = self._preemptions = 0
         self._pending: Load | None = None
         self._loading: Load | None = None
-        self._counters = Counters()
-        # The span: it began at `_at` with `_done` iterations done, and has `_length` of `_each` ns. Length 0: idle.
-        self._at = 0
-        self._done = 0
-        self._each = 0
-        self._length = 0
+        self._cancelling = False
+        self._clear(0)
+
+    def _clear(self, now: int) -> None:
+        """Nothing is here."""
+        shape = self._shape
+        self.memory = Memory(shape.block, shape.capacity, self._times.unit, self._listen, self._spill)
+        self._decodes = self.memory.decodes
+        self._prefilling: Request | None = None  # the prompt under way, the youngest of all that run
+        self._span = Span()
+        self._span.at = now
+        self._gain = 0  # units a decoding request samples in an iteration of the span
+        self._begun = 0  # iterations of the span whose blocks are taken
+        self._chunks: list[tuple[Request, int]] = []  # of the first iteration, or the one of every iteration
 
     # --- what happens to it ------
 
+    @property
+    def cache(self) -> ChainCache:
+        return self.memory.cache
+
+    @property
+    def running(self) -> int:
+        return self._decodes.count + (len(self._chunks) or (self._prefilling is not None))
+
+    def check(self, request: Request) -> None:
+        """Raises ForgeError where the request could never run here."""
+        blocks = -(-(request.prompt + request.output) // self._shape.block)
+        if blocks > self._shape.capacity:
+            raise ForgeError(
+                f"request {request.id}: {request.prompt} + {request.output} tokens take {blocks} KV blocks, more than "
+                f"the {self._shape.capacity} of an instance"
+            )
+
     def add(self, request: Request, now: int) -> None:
-        self._waiting.append(request)
-        if len(self._rows) < self._slots:
-            self._change(now)
+        self.waiting.append(request)
+        span = self._span
+        if not span.length:
+            if self._loading is None:
+                span.at = now
+        elif (
+            span.length > 1
+            and not self._chunks
+            and len(self.waiting) == 1
+            and self._pending is None
+            and self._decodes.count < self._shape.seats
+        ):
+            span.cut(now)
 
     def cancel(self, request: Request, now: int) -> bool:
         """True where the request was still waiting and is gone at once; else it ends with the iteration under way."""
-        if request.joined < 0:
-            self._waiting.remove(request)
+        self._change(now)
+        if request.order < 0:
+            self.waiting.remove(request)
             return True
         request.cancelled = self._cancelling = True
-        self._change(now)
         return False
 
     def load(self, load: Load, now: int) -> None:
-        """Load between two iterations; running rows go on with their KV afterwards."""
         self._pending = load
         self._change(now)
 
     def crash(self, now: int) -> list[Request]:
-        """Everything under way is lost; returns it in order of arrival."""
-        self._counters = self.usage(now)
-        lost = [row[2] for row in sorted(self._rows, key=lambda row: row[1])] + list(self._waiting)
-        self._rows, self._waiting, self._joining = [], deque(), []
+        """Everything is lost; returns what was under way in order of arrival, to be sent again as it was."""
+        if k := self._span.complete(now):
+            self._count(k)
+        chunked = [request for request, _ in self._chunks]
+        if self._prefilling is not None and not chunked:
+            chunked = [self._prefilling]
+        lost = [*self._decodes.all(), *chunked, *self.waiting]
+        for request in lost:
+            request.order = -1
+        self.waiting = deque()
         self._pending = self._loading = None
-        self._at, self._length = now, 0
+        self._cancelling = False
+        self._clear(now)
         return lost
+
+    def let_go(self, request: Request, now: int) -> None:
+        """Free the KV of an ended request that holds on to it."""
+        self.sync(now)
+        self.memory.release(request, keep=False)
+        if self.waiting:
+            self._change(now)
+
+    def insert(self, path: Path, blocks: int, now: int) -> None:
+        """The path's first `blocks` arrived from elsewhere; they are kept if there is room."""
+        self.sync(now)
+        memory, cache = self.memory, self.memory.cache
+        new = blocks - cache.match(path)
+        if 0 < new <= memory.room() - cache.loose_on(path):
+            held = cache.hold(path)
+            memory.evict(new)
+            cache.release(held)
+            cache.insert(path, blocks)
+            self._change(now)
 
     # --- time ------
 
     def due(self) -> int | None:
-        """When to call `advance` next (ns); None: nothing to do."""
+        """When to call `advance` next; None: nothing to do."""
+        span = self._span
         if self._loading is not None:
-            return self._at + self._loading.ns
-        if self._length:
-            return self._at + self._each * self._length
-        return self._at if self._waiting or self._pending else None
+            return span.at + self._loading.fs
+        if span.length:
+            return span.end_of(span.length)
+        return span.at if self.waiting or self._pending else None
 
-    def advance(self, now: int) -> Progress:
-        progress = Progress()
+    def advance(self, now: int) -> None:
+        self.first_tokens, self.ended, self.loaded = [], [], None
         if self._loading is not None:
-            self.version = progress.loaded = self._loading.version
+            self.version = self.loaded = self._loading.version
             self._loading = None
-        elif self._length:
-            self._end_span(now, progress)
+        elif self._span.length:
+            self._end_span()
+        if self._cancelling:
+            self._end_cancelled()
         self._plan(now)
-        return progress
+
+    def sync(self, now: int) -> None:
+        """Bring `cache` to what it holds at `now`; inside a span it lags behind."""
+        if self._span.length > 1:
+            self._take(self._span.begun_before(now))
+
+    def free_blocks(self) -> int:
+        """Free or evictable, after `sync`."""
+        return self.memory.room()
 
     def usage(self, now: int) -> Counters:
         """Counters with the complete iterations of the span under way."""
-        base = self._counters
-        done = min(self._length, (now - self._at) // self._each) if self._length else 0
-        prefilled = sum(r.prefill_tokens for r in self._joining) if done else 0
+        k, span = self._span.complete(now), self._span
         return Counters(
-            busy_ns=base.busy_ns + done * self._each,
-            steps=base.steps + done,
-            prefill_tokens=base.prefill_tokens + prefilled,
-            decode_tokens=base.decode_tokens + done * len(self._rows),
+            busy_fs=self._busy_fs + (span.end_of(k) - span.at if k else 0),
+            iterations=self._iterations + k,
+            spans=self._spans,
+            prefill_tokens=self._prefilled + k * sum(tokens for _, tokens in self._chunks),
+            sampled_tokens=(self._sampled + k * self._decodes.count * self._gain) // self._decodes.unit,
+            preemptions=self._preemptions,
         )
 
-    # --- inside ------
-
     def _change(self, now: int) -> None:
-        """Something waits for the next boundary: end the span there."""
-        if self._loading is not None:
-            return
-        if not self._length:
-            self._at = now
-            return
-        self._length = min(self._length, max(1, -(-(now - self._at) // self._each)))
+        """Something waits for the next boundary."""
+        if self._span.length:
+            self._span.cut(now)
+        elif self._loading is None:
+            self._span.at = now
 
-    def _end_span(self, now: int, progress: Progress) -> None:
-        self._counters = self.usage(now)
-        self._done += self._length
-        for request in self._joining:
+    def _take(self, begun: int) -> None:
+        """The first `begun` iterations of the span have taken their blocks."""
+        more, memory = begun - self._begun, self.memory
+        if more <= 0:
+            return
+        self._begun = begun
+        memory.planned = self._decodes.done + begun * self._gain
+        if self._span.ends:
+            request, tokens = self._chunks[0]
+            memory.place(request, request.kv + more * tokens)
+        elif not memory.fits(0):
+            memory.evict()
+
+    # --- the end of a span ------
+
+    def _count(self, k: int) -> None:
+        """The span's first k iterations are complete."""
+        span = self._span
+        self._busy_fs += span.end_of(k) - span.at
+        self._iterations += k
+        self._spans += 1
+        self._sampled += k * self._decodes.count * self._gain
+        for _, tokens in self._chunks:
+            self._prefilled += k * tokens
+
+    def _end_span(self) -> None:
+        span, decodes = self._span, self._decodes
+        length = span.length
+        if length > 1:
+            self._take(length)
+        self._count(length)
+        if decodes.count:
+            grown = length * self._gain
+            decodes.done += grown
+            decodes.context += grown * decodes.count
+            if decodes.done >= decodes.next_end:
+                for request in decodes.ended():
+                    self._end(request)
+        span.length = 0
+        for request, _ in self._chunks:
+            if request.kv == request.target:
+                self._end_prefill(request)
+
+    def _end_prefill(self, request: Request) -> None:
+        """Its last chunk sampled a token."""
+        if request is self._prefilling:
+            self._prefilling = None
+        if not request.sampled:
             request.versions = (self.version, self.version)
-        progress.first_tokens = self._joining
-        while self._rows and self._rows[0][0] == self._done:
-            self._end(heappop(self._rows)[2], progress)
-        if self._cancelling:
-            self._end_cancelled(progress)
+            self.first_tokens.append(request)
+        request.sampled += 1
+        self._sampled += self._decodes.unit
+        if request.sampled == request.output:
+            self._end(request)
+        else:
+            self.memory.decode(request)
 
-    def _end_cancelled(self, progress: Progress) -> None:
-        self._cancelling = False
-        for row in sorted(self._rows, key=lambda row: row[1]):
-            if row[2].cancelled:
-                self._end(row[2], progress)
-        self._rows = [row for row in self._rows if not row[2].cancelled]
-        heapify(self._rows)
-
-    def _end(self, request: Request, progress: Progress) -> None:
-        request.sampled = self._done - request.joined
+    def _end(self, request: Request) -> None:
         request.versions = (request.versions[0], self.version)
-        progress.ended.append(request)
+        self.ended.append(request)
+        if request.hold and not request.cancelled:
+            request.order = -1
+        else:
+            self.memory.release(request, request.keep and not request.cancelled)
+
+    def _end_cancelled(self) -> None:
+        self._cancelling = False
+        gone = [request for request in self._decodes.all() if request.cancelled]
+        for request in gone:
+            self._decodes.remove(request)
+        if self._prefilling is not None and self._prefilling.cancelled:
+            gone.append(self._prefilling)
+            self._prefilling = None
+        for request in gone:
+            self._end(request)
+
+    # --- the plan ------
 
     def _plan(self, now: int) -> None:
-        self._at, self._length, self._joining = now, 0, []
-        pending = self._pending
-        if pending is not None and not (pending.drain and self._rows):
-            self._loading, self._pending = pending, None
+        span, decodes, memory = self._span, self._decodes, self.memory
+        span.at, span.length, self._chunks, self._begun = now, 0, [], 0
+        if span.ends:
+            span.ends = []
+        memory.planned = decodes.done
+        if self._pending is not None and self._begin_load(self._pending):
             return
-        if pending is None:
-            self._admit()
-        if self._rows:
-            self._each = self._cost.iteration_ns(len(self._rows), sum(r.prefill_tokens for r in self._joining))
-            self._length = 1 if self._joining else self._rows[0][0] - self._done
+        if self.waiting and self.waiting[0].ready:
+            self._admit_ready()
+        span.a, span.b, self._gain = self._times.line(decodes.count)
+        self._begun = 1
+        memory.planned = decodes.done + self._gain
+        preempted = decodes.count > 0 and not memory.fits(0) and not memory.evict() and self._make_room()
+        budget = self._shape.budget - decodes.count
+        if self._prefilling is not None:
+            budget -= self._continue(self._prefilling, budget)
+        if self.waiting and not preempted and self._pending is None:
+            self._admit(budget)
+        if self._chunks:
+            self._span_of_chunks()
+        elif decodes.count:
+            span.context, span.grown = decodes.context, decodes.count * self._gain
+            span.length = self._decode_iterations() if self._shape.jump else 1
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._rows) < self._slots:
-            request = self._waiting.popleft()
-            request.joined = self._done
-            heappush(self._rows, (self._done + request.tokens, self._order, request))
-            self._order += 1
-            self._joining.append(request)
+    def _begin_load(self, load: Load) -> bool:
+        if load.mode == "drain" and self.running:
+            return False
+        if load.mode == "abort":
+            while self._preempt():
+                pass
+        self._loading, self._pending = load, None
+        self.memory.renew(self._prefilling)
+        return True
+
+    def _make_room(self) -> bool:
+        """The youngest give way until the others' next tokens fit. True: somebody was preempted."""
+        memory, decodes = self.memory, self._decodes
+        preempted = False
+        while memory.room() < 0 and self._preempt():
+            preempted = True
+            self._span.a, self._span.b, self._gain = self._times.line(decodes.count)
+            memory.planned = decodes.done + self._gain
+        memory.evict()
+        return preempted
+
+    def _preempt(self) -> bool:
+        """The youngest waits again, in front, and has to compute all it had anew. False: nobody runs."""
+        request = self._prefilling
+        if request is not None:
+            self._prefilling = None
+        elif self._decodes.count:
+            request = self._decodes.all()[-1]
+            self._decodes.remove(request)
+        else:
+            return False
+        self.memory.release(request, keep=False)
+        request.preemptions += 1
+        request.ready = False
+        self._preemptions += 1
+        self.waiting.appendleft(request)
+        return True
+
+    def _continue(self, request: Request, budget: int) -> int:
+        """The prompt under way takes its chunk, as large as fits; returns its tokens."""
+        tokens, memory = min(request.target - request.kv, budget), self.memory
+        if not memory.fits(tokens // memory.block + 1):
+            held = -(-request.kv // memory.block)
+            tokens = min(tokens, (memory.room() + held) * memory.block - request.kv)
+        if tokens > 0:
+            memory.place(request, request.kv + tokens)
+            self._chunks.append((request, tokens))
+        return tokens
+
+    def _admit(self, budget: int) -> None:
+        waiting, memory, cache = self.waiting, self.memory, self.memory.cache
+        block = memory.block
+        seats = self._shape.seats - self._decodes.count
+        while waiting and budget > 0 and seats > len(self._chunks):
+            before = self._prefilling
+            if before is not None and before.kv < before.target:
+                break
+            request = waiting[0]
+            target = request.prompt + request.sampled
+            hit = min(cache.match(request.path), (target - 1) // block)
+            new = -(-target // block) - hit
+            if not memory.fits(new) and new > memory.room() - cache.loose_on(request.path):
+                if self.running:
+                    break
+                cache.trim(request.path)  # alone, it gets whatever it needs
+            waiting.popleft()
+            found = hit * block
+            tokens = min(target - found, budget)
+            self._start(request, target, found)
+            memory.place(request, found + tokens)
+            self._prefilling = request
+            self._chunks.append((request, tokens))
+            budget -= tokens
+
+    def _start(self, request: Request, target: int, found: int) -> None:
+        """It runs from now on, as the youngest."""
+        if request.hit is None:
+            request.hit = found
+        request.target = target
+        request.order = self._orders
+        self._orders += 1
+        self.memory.start(request, found)
+
+    def _admit_ready(self) -> None:
+        """Requests whose KV came with them join the batch as far as their blocks, and a next one each, fit."""
+        memory, cache, waiting = self.memory, self.memory.cache, self.waiting
+        while waiting and waiting[0].ready and self.running < self._shape.seats:
+            request = waiting[0]
+            kv = request.prompt + request.sampled - 1
+            hit = cache.match(request.path)
+            new = -(-(kv + 1) // memory.block) - hit + self._decodes.count  # and a block for the next token of others
+            if new > memory.room() - cache.loose_on(request.path):
+                if self.running:
+                    return
+                cache.trim(request.path)
+            waiting.popleft()
+            self._start(request, kv, hit * memory.block)
+            memory.place(request, kv)
+            memory.decode(request)
+            request.versions = (self.version, self.version)
+
+    # --- how far the plan carries ------
+
+    def _decode_iterations(self) -> int:
+        """Until the first of them ends, or the blocks run out."""
+        decodes, gain, memory = self._decodes, self._gain, self.memory
+        done, cache = decodes.done, memory.cache
+        most = -(-(decodes.next_end - done) // gain)
+        limit = memory.capacity - memory.other - cache.stored + cache.loose
+        upper = decodes.bound + decodes.count * ((done + most * gain - decodes.at) // decodes.span + 1)
+        if upper <= limit or decodes.private(done + most * gain) <= limit:
+            return most
+        low = 1  # fits: the plan took its blocks
+        while low + 1 < most:
+            middle = (low + most) // 2
+            if decodes.private(done + middle * gain) <= limit:
+                low = middle
+            else:
+                most = middle
+        return low
+
+    def _span_of_chunks(self) -> None:
+        """One mixed iteration; or, of a long prompt, all full chunks before a decode ends or it does."""
+        span, decodes, chunks = self._span, self._decodes, self._chunks
+        count, context, at = decodes.count, decodes.context, span.at
+        if len(chunks) > 1:
+            spans = [(tokens, request.kv - tokens) for request, tokens in chunks]
+            span.ends, span.length = [at + self._times.mixed(count, context, spans)], 1
+            return
+        request, tokens = chunks[0]
+        k = self._full_chunks(request, tokens) if request.kv < request.target and self._shape.jump else 1
+        before, grown, mixed = request.kv - tokens, count * self._gain, self._times.mixed
+        span.length, span.ends = k, []
+        for _ in range(k):
+            at += mixed(count, context, ((tokens, before),))
+            span.ends.append(at)
+            context += grown
+            before += tokens
+
+    def _full_chunks(self, request: Request, tokens: int) -> int:
+        """How many chunks like this one, the present one included, the prompt takes before anything else changes."""
+        decodes, gain, memory = self._decodes, self._gain, self.memory
+        if tokens != self._shape.budget - decodes.count:
+            return 1  # memory cut it short
+        k = 1 + (request.target - request.kv - 1) // tokens
+        if decodes.count:
+            k = min(k, -(-(decodes.next_end - decodes.done) // gain))
+        cache = memory.cache
+        limit = memory.capacity - memory.other - cache.stored + cache.loose
+        blocks = -(-((k - 1) * tokens) // memory.block) + 1
+        upper = decodes.bound + decodes.count * ((decodes.done + k * gain - decodes.at) // decodes.span + 1)
+        return k if upper + blocks <= limit else 1

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge import trace as ev
-from forge.sections import SimDomain
+from forge.sections_sim import SimDomain
 from sim.paths import Ask, Path, Paths
 
 Array = NDArray[np.float64]

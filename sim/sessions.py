@@ -21,7 +21,8 @@ class Step:
     """One request. `prompt` and `output` in tokens, at least 1 each.
 
     `path`: (chain, blocks) pairs; together at most `prompt // block` blocks. A chain's length never decreases from one
-    step to a later one that uses it: a fork in the middle is written as two chains. Only the last pair may have 0 blocks.
+    step to a later one that uses it: a fork in the middle is written as two chains. Only the last pair
+    may have 0 blocks.
     `keep`: the answer's KV goes on the last chain (the next step's prompt contains it).
     `after`: indices of earlier steps of the session whose answers it waits for; () waits for the session's start.
     `delay_s`: seconds from then to the request (tool wait, think time).

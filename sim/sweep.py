@@ -11,7 +11,7 @@ from forge.scenario import Scenario
 from sim.candidates import Candidate
 from sim.measure import Figures, measure
 from sim.predict import with_seed
-from sim.workload import Workload
+from sim.workload import work_of
 from sim.world import simulate
 
 SLICE = 4  # candidates per task: few enough to share out evenly, enough to draw their common work only once
@@ -41,9 +41,9 @@ def run_task(task: Task) -> tuple[int, dict[Candidate, Figures]]:
     """Some candidates on one seed's work."""
     scenario, seed, swept = task
     scenario = with_seed(scenario, seed)
-    workload = Workload(scenario)
+    work = work_of(scenario)
     figures: dict[Candidate, Figures] = {}
     for candidate in swept:
         mine = candidate.of(scenario)
-        figures[candidate] = measure(simulate(mine, workload=workload).events, mine)
+        figures[candidate] = measure(simulate(mine, work=work).events, mine)
     return seed, figures

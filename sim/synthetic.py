@@ -7,7 +7,6 @@ group leaves the smaller one's members as they were.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
@@ -19,35 +18,9 @@ from sim.conversation import Conversation, first_prompt
 from sim.draws import Domain, Draws
 from sim.laws import normal_cdf
 from sim.sessions import Step
+from sim.work import Group, MemberWork
 
 _ITEM = 1 << 24  # chains of an item are numbered from multiples of it; those below are the domains' system prompts
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One agent. `death`: why it died after the last of `steps` instead of answering; `reward` then does not count.
-
-    `timeouts`: tool calls that failed so. `idle_s`: from its last answer to its end, where a tool's time-out kills it.
-    """
-
-    steps: tuple[Step, ...]
-    reward: float
-    death: DeathReason | None
-    timeouts: int
-    idle_s: float
-
-    @property
-    def dies(self) -> bool:
-        return self.death is not None
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """One item: its members try the same task."""
-
-    domain: str
-    difficulty: float
-    members: tuple[Member, ...]
 
 
 class Agents:
@@ -84,7 +57,7 @@ class Agents:
 
     def _member(
         self, domain: Domain, key: tuple[int, int], own: Draws, talk: Conversation, ids: Iterator[int]
-    ) -> Member:
+    ) -> MemberWork:
         steps: list[Step] = []
         after: tuple[int, ...] = ()
         timeouts, delay = 0, 0.0
@@ -97,11 +70,11 @@ class Agents:
             steps.append(_step(talk, output, result, after, delay, ends=i == last or killed))
             timeouts += failed
             if killed:
-                return Member(tuple(steps), own.reward, DeathReason.ENVIRONMENT, timeouts, domain.timeout_s)
+                return MemberWork(tuple(steps), own.reward, DeathReason.ENVIRONMENT, timeouts, domain.timeout_s)
             after, delay = (len(steps) - 1,), domain.timeout_s if failed else wait
             if spawns:
                 after, delay = self._spawn(domain, (*key, i), steps, ids), 0.0
-        return Member(tuple(steps), own.reward, DeathReason.AGENT_CRASH if own.crashes else None, timeouts, 0.0)
+        return MemberWork(tuple(steps), own.reward, DeathReason.AGENT_CRASH if own.crashes else None, timeouts, 0.0)
 
     def _spawn(self, domain: Domain, key: tuple[int, ...], steps: list[Step], ids: Iterator[int]) -> tuple[int, ...]:
         """Add the sub-agents of the call made last, and return their last steps.

@@ -7,18 +7,18 @@ from typing import Any
 
 from forge.control import Control
 from forge.policies.sync import SyncMode
-from forge.sections import Sim
-from sim.clock import to_ns, to_s
-from sim.fleet import Fleet
+from forge.sections_sim import Sim
+from sim.clock import to_fs, to_s
+from sim.rollout import Rollout
 
 
 class Publisher:
     """Versions are numbered by the step they hold. One is published when the slowest live instance serves it."""
 
-    def __init__(self, env: Any, control: Control, fleet: Fleet) -> None:
+    def __init__(self, env: Any, control: Control, rollout: Rollout) -> None:
         self._env = env
         self._control = control
-        self._fleet = fleet
+        self._rollout = rollout
         self._items = {0: 0}  # version -> committed items it holds
         self.newest = 0
 
@@ -26,11 +26,11 @@ class Publisher:
         """Begin to publish what is committed now."""
         self.newest = self._control.views.step
         self._items[self.newest] = len(self._control.queue.committed)
-        self._fleet.load(self.newest, mode)
+        self._rollout.load(self.newest, mode)
 
     def check(self) -> None:
         """Account a publication if the slowest live instance has moved on."""
-        version = self._fleet.served()
+        version = self._rollout.served()
         if version is not None and version > self._control.views.version:
             self._control.publish(to_s(self._env.now), version=version, step=version, items=self._items[version])
 
@@ -42,14 +42,14 @@ class Trainer:
         self,
         env: Any,
         control: Control,
-        fleet: Fleet,
+        rollout: Rollout,
         publisher: Publisher,
         sim: Sim,
         on_commit: Callable[[], None],
     ) -> None:
         self._env = env
         self._control = control
-        self._fleet = fleet
+        self._rollout = rollout
         self._publisher = publisher
         self._sim = sim
         self._on_commit = on_commit
@@ -61,11 +61,11 @@ class Trainer:
     def _step(self, tokens: int) -> Any:
         sim = self._sim
         train_s = sim.train_step_s + sim.train_token_s * tokens
-        yield self._env.timeout(to_ns(sim.data_s) + to_ns(train_s) + to_ns(sim.save_s))
+        yield self._env.timeout(to_fs(sim.data_s) + to_fs(train_s) + to_fs(sim.save_s))
         mode = self._control.commit(
             to_s(self._env.now), train_s=train_s, data_s=sim.data_s, io_s=sim.save_s, tokens=tokens, metrics={}
         )
-        self._control.account(self._fleet.usage())
+        self._control.account(self._rollout.usage())
         if mode is not None:
             self._publisher.publish(mode)
         self._on_commit()

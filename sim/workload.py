@@ -1,4 +1,4 @@
-"""What an item and its members will do: the hidden truth that no policy sees.
+"""Work as a live run shows it: turns and lengths by domain, fitted by `forge calibrate`.
 
 A pure function of (seed, position, member), so that two policies in the same scenario meet the very same work
 (common random numbers), whatever order things happen in.
@@ -7,41 +7,28 @@ A pure function of (seed, position, member), so that two policies in the same sc
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
 from forge.mix import Mix
 from forge.scenario import Scenario
-from forge.sections import SimDomain, ToolWait
+from forge.sections import ToolWait
+from forge.sections_sim import SimDomain
+from forge.types import DeathReason
+from sim.sessions import Step
+from sim.synthetic import Agents
+from sim.work import Group, MemberWork, Work
 
 _OWN = 4  # draws of a member besides those of its turns: death, turn of death, turns, reward
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One request of a trajectory. `tool_wait_s` passes between its completion and the next turn."""
-
-    prompt_tokens: int
-    sampled_tokens: int
-    tool_wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class MemberWork:
-    """One trajectory. `dies` means that its agent crashes after the last of `turns` instead of answering."""
-
-    turns: tuple[Turn, ...]
-    reward: float
-    dies: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ItemWork:
-    domain: str
-    difficulty: float
-    members: tuple[MemberWork, ...]
+def work_of(scenario: Scenario) -> Work:
+    """Synthetic agents where the scenario describes them, else the turns and lengths that `forge calibrate` fits."""
+    if not scenario.sim.agents:
+        return Workload(scenario)
+    shares = {d.name: scenario.sim.agents[d.name].model_copy(update={"share": d.weight}) for d in scenario.domains}
+    return Agents(shares, seed=scenario.seed, group=scenario.queue.group, block=scenario.sim.block)
 
 
 class Workload:
@@ -50,6 +37,8 @@ class Workload:
     `hardness` of an item is a standard normal that its members share.
     """
 
+    block = 1  # its steps have no paths
+
     def __init__(self, scenario: Scenario) -> None:
         self._seed = scenario.seed
         self._group = scenario.queue.group
@@ -57,15 +46,15 @@ class Workload:
         self._mix = Mix({d.name: d.weight for d in scenario.domains})
         self._models = {d.name: scenario.sim.domains.get(d.name, SimDomain()) for d in scenario.domains}
         self._waits = {d.name: d.tool_wait for d in scenario.domains}
-        self._items: dict[int, ItemWork] = {}
+        self._items: dict[int, Group] = {}
         self._cdfs = {name: _cdf(model.turns) for name, model in self._models.items()}
 
-    def item(self, position: int) -> ItemWork:
+    def item(self, position: int) -> Group:
         if position not in self._items:
             self._items[position] = self._draw(position)
         return self._items[position]
 
-    def _draw(self, position: int) -> ItemWork:
+    def _draw(self, position: int) -> Group:
         """One row of standard normals per member, drawn in order: a larger group leaves the smaller one's as it was."""
         domain = self._mix.domain(position)
         model = self._models[domain]
@@ -73,7 +62,7 @@ class Workload:
         hardness = float(rng.standard_normal())
         rows = rng.standard_normal((self._group, _OWN + 2 * len(model.turns))).tolist()
         members = tuple(self._member(domain, hardness, row) for row in rows)
-        return ItemWork(domain, round(model.difficulty_mean + model.difficulty_sd * hardness, 3), members)
+        return Group(domain, round(model.difficulty_mean + model.difficulty_sd * hardness, 3), members)
 
     def _member(self, domain: str, hardness: float, z: list[float]) -> MemberWork:
         model = self._models[domain]
@@ -83,10 +72,12 @@ class Workload:
         if dies:
             count = 1 + int(_normal_cdf(z[1]) * count)
         turns = self._turns(model, self._waits[domain], lengths[:count], z[_OWN + len(model.turns) :])
-        return MemberWork(turns, float(_normal_cdf(-reward_z) < model.reward), dies)
+        death = DeathReason.AGENT_CRASH if dies else None
+        return MemberWork(turns, float(_normal_cdf(-reward_z) < model.reward), death)
 
-    def _turns(self, model: SimDomain, wait: ToolWait, lengths: list[float], waits: list[float]) -> tuple[Turn, ...]:
-        turns: list[Turn] = []
+    def _turns(self, model: SimDomain, wait: ToolWait, lengths: list[float], waits: list[float]) -> tuple[Step, ...]:
+        steps: list[Step] = []
+        delay_s = 0.0
         prompt = min(model.prompt_tokens, self._max_context - 1)
         for i, z in enumerate(lengths):
             room = self._max_context - prompt
@@ -94,10 +85,11 @@ class Workload:
                 break  # the context is full: the agent must answer with what it has
             sampled = max(1, round(model.tokens_median * math.exp(model.tokens_sigma * z)))
             sampled = min(sampled, model.tokens_cap, room)
-            last = i == len(lengths) - 1
-            turns.append(Turn(prompt, sampled, 0.0 if last else tool_wait(wait, waits[i])))
+            after = (i - 1,) if i else ()
+            steps.append(Step(prompt=prompt, output=sampled, after=after, delay_s=delay_s))
+            delay_s = tool_wait(wait, waits[i])
             prompt += sampled + model.turn_tokens
-        return tuple(turns)
+        return tuple(steps)
 
 
 def _shared(model: SimDomain, hardness: float, own: list[float]) -> list[float]:

@@ -11,10 +11,11 @@ from forge import trace as ev
 from forge.control import Control, Sink
 from forge.scenario import Scenario
 from sim.agents import Agents
-from sim.clock import to_ns, to_s
-from sim.fleet import Fleet
+from sim.clock import to_fs, to_s
+from sim.rollout import Rollout
 from sim.trainer import Publisher, Trainer
-from sim.workload import Workload
+from sim.work import Work
+from sim.workload import work_of
 
 
 class SimError(RuntimeError):
@@ -30,13 +31,13 @@ class Run:
     events: list[ev.Event]
 
 
-def simulate(scenario: Scenario, sinks: tuple[Sink, ...] = (), workload: Workload | None = None) -> Run:
+def simulate(scenario: Scenario, sinks: tuple[Sink, ...] = (), work: Work | None = None) -> Run:
     """Run a scenario to its end. The same scenario gives the same events, to the byte.
 
     Raises ForgeError where items do nothing but die.
-    `workload` saves drawing the work again where several policies meet the same.
+    `work` saves drawing the work again where several policies meet the same.
     """
-    return World(scenario, sinks, workload or Workload(scenario)).run()
+    return World(scenario, sinks, work or work_of(scenario)).run()
 
 
 class _Recorder(Control):
@@ -53,7 +54,7 @@ class _Recorder(Control):
 class World:
     """Decide, act, account: whenever something happened, `_settle` lets the control loop decide what follows."""
 
-    def __init__(self, scenario: Scenario, sinks: tuple[Sink, ...], workload: Workload) -> None:
+    def __init__(self, scenario: Scenario, sinks: tuple[Sink, ...], work: Work) -> None:
         self._scenario = scenario
         self._env: Any = simpy.Environment()
         self._control = _Recorder(
@@ -63,12 +64,13 @@ class World:
             group=scenario.queue.group,
             seed=scenario.seed,
             sinks=sinks,
+            block=scenario.sim.block,
         )
         self._control.events = []
-        self._fleet = Fleet(self._env, self._control, scenario, self._on_instances)
-        self._publisher = Publisher(self._env, self._control, self._fleet)
-        self._agents = Agents(self._env, self._control, self._fleet, scenario, workload, self._settle)
-        self._trainer = Trainer(self._env, self._control, self._fleet, self._publisher, scenario.sim, self._settle)
+        self._rollout = Rollout(self._env, self._control, scenario, self._on_instances)
+        self._publisher = Publisher(self._env, self._control, self._rollout)
+        self._agents = Agents(self._env, self._control, self._rollout, scenario, work, self._settle)
+        self._trainer = Trainer(self._env, self._control, self._rollout, self._publisher, scenario.sim, self._settle)
         self._stopping = False
         self._end = self._env.event()
 
@@ -77,12 +79,12 @@ class World:
         started = ev.RunStarted(t=0.0, schema=ev.SCHEMA, world="sim", scenario=scenario.name, seed=scenario.seed)
         control.account(started)
         if scenario.stop.seconds is not None:
-            bell = self._env.timeout(to_ns(scenario.stop.seconds))
+            bell = self._env.timeout(to_fs(scenario.stop.seconds))
             bell.callbacks.append(lambda _: self._settle())
         self._settle()
         while not self._end.triggered:
             self._env.step()
-        control.account(self._fleet.usage())
+        control.account(self._rollout.usage())
         control.account(ev.RunEnded(t=self._now(), reason="done"))
         return Run(scenario, control, control.events)
 

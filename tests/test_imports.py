@@ -20,13 +20,17 @@ PURE = {
     "forge.mix": 1,
     "forge.forest": 1,
     "forge.cost": 1,
+    "forge.prefix_index": 1,
+    "forge.instances": 1,
     "forge.views": 2,
     "forge.policies": 3,
     "forge.processing": 4,
     "forge.sections": 5,
-    "forge.scenario": 6,
+    "forge.sections_agents": 6,
+    "forge.sections_sim": 7,
+    "forge.scenario": 8,
     "forge.control": 5,
-    "forge.metrics": 7,
+    "forge.metrics": 9,
 }
 IMPURE = {"torch", "simpy", "asyncio", "time", "random"}
 LIVE = ("gateway", "pool", "rollout", "train", "agents", "domains", "live", "bench")

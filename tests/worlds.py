@@ -217,7 +217,7 @@ class World:
         return [self.in_flight.pop(request)[1] for request in gone]
 
     def _live(self) -> bool:
-        return any(i.live for i in self.control.views.instances.values())
+        return bool(self.control.views.instances.views())
 
     def _down(self, instance: int) -> None:
         retries = self._cancel(lambda _, at: at == instance)
@@ -254,9 +254,8 @@ class World:
 
     def _load(self, step: int, items: int) -> None:
         version = self.control.views.version + 1
-        for instance, state in self.control.views.instances.items():
-            if state.live:
-                self.control.account(ev.Loaded(t=self.now, instance=instance, version=version, io_s=0.04))
+        for seen in self.control.views.instances.views():
+            self.control.account(ev.Loaded(t=self.now, instance=seen.instance, version=version, io_s=0.04))
         self.control.publish(self.now, version=version, step=step, items=items)
         self.syncing = False
         if self.control.views.step - step >= self.scenario.policy.sync.publish_every:

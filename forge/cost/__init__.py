@@ -11,19 +11,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+
+import numpy as np
 
 from forge.cost.cards import Hardware, ModelCard, hardware, model_card
 from forge.cost.operators import (
     OF_HEADS,
+    OF_TOKENS,
     SHARPNESS,
     Deployment,
     Efficiencies,
     Precision,
     Work,
-    context_flops,
     device_seconds,
+    pair_flops,
     seconds,
     work,
 )
@@ -57,30 +60,39 @@ class CostModel:
     prefill_factor: float = 1.0
     error: dict[str, float] = field(default_factory=dict)
     _lines: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _tokens: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tokens: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
     _heads: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def iteration(self, rows: int = 0, context: int = 0, prefill: Sequence[tuple[int, int]] = ()) -> float:
         """One engine iteration: a token for each of `rows` sequences that hold `context` tokens together, and chunks
         of prefill, (new tokens, tokens before them) each."""
-        a, b = self.line(rows)
+        a, b = self._lines.get(rows) or self.line(rows)
         decode = a + b * context
         if not prefill:
             return decode
-        tokens, flops = rows, 0.0
+        pair_s, seen_s, window = self._attention
+        tokens, heads, attention = rows, rows + len(prefill), 0.0
         for new, before in prefill:
             tokens += new
-            flops += context_flops(self.on, new, before)
-        device = self._of_tokens(tokens) + self._of_heads(rows + len(prefill))
-        device += flops * self._flop_s + rows * self._window_s + b / self.decode_factor * context
-        mixed = self.by.step_s + (device**SHARPNESS + self._launch_s**SHARPNESS) ** (1.0 / SHARPNESS)
+            pairs = new * before + new * (new + 1) / 2
+            attention += pairs * pair_s + (min(pairs, new * window) * seen_s if window else 0.0)
+        try:
+            device = self._tokens[tokens] + self._heads[heads]
+        except (IndexError, KeyError):
+            device = self._of_tokens(tokens) + self._of_heads(heads)
+        device += attention + rows * self._window_s + b / self.decode_factor * context
+        mixed: float = self.by.step_s + (device**SHARPNESS + self._launch) ** (1.0 / SHARPNESS)
         return decode + self.prefill_factor * (mixed - decode / self.decode_factor)
 
     def _of_tokens(self, tokens: int) -> float:
-        """Device seconds of what depends on how many tokens there are and not whose; kept once computed."""
-        if tokens not in self._tokens:
-            one = replace(work(self.on, 0, 0, [(tokens, 0)]), context_attention=0.0)
-            self._tokens[tokens] = float(device_seconds(one, self.by)) - self._of_heads(1)
+        """Device seconds of what depends on how many tokens there are and not whose: a table, made when first asked."""
+        if tokens >= len(self._tokens):
+            many = np.arange(2 * max(1024, tokens), dtype=float)
+            one = work(self.on, 0, 0, [(1, 0)])
+            all_of = {f.name: getattr(one, f.name) for f in fields(Work) if f.name not in OF_HEADS}
+            scaled = {name: value * many if name in OF_TOKENS else value for name, value in all_of.items()}
+            table = device_seconds(Work(**(scaled | {"context_attention": 0.0})), self.by)
+            self._tokens[:] = np.asarray(table).tolist()
         return self._tokens[tokens]
 
     def _of_heads(self, heads: int) -> float:
@@ -92,9 +104,11 @@ class CostModel:
         return self._heads[heads]
 
     @cached_property
-    def _flop_s(self) -> float:
-        """Of attention in prefill."""
-        return float(1.0 / (self.on.hardware.peak("bf16") * self.by.attention_flops))
+    def _attention(self) -> tuple[float, float, int]:
+        """Seconds of a (query, key) pair in prefill: over all pairs, and over those inside the window; the window."""
+        rate = self.on.hardware.peak("bf16") * self.by.attention_flops
+        every, windowed = pair_flops(self.on)
+        return float(every / rate), float(windowed / rate), self.on.model.window
 
     @cached_property
     def _window_s(self) -> float:
@@ -102,8 +116,9 @@ class CostModel:
         return float(work(self.on, 1).generation_attention / self.by.attention_bandwidth)
 
     @cached_property
-    def _launch_s(self) -> float:
-        return float(self.on.model.layers * self.by.launch_s)
+    def _launch(self) -> float:
+        """What the host needs to launch an iteration with prefill, as the smooth maximum wants it."""
+        return float((self.on.model.layers * self.by.launch_s) ** SHARPNESS)
 
     def line(self, rows: int) -> tuple[float, float]:
         """(a, b): a decode-only iteration of `rows` sequences takes `a + b * context` seconds. Kept once computed."""

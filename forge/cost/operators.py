@@ -128,6 +128,9 @@ class Work:
 #: What `work` makes of the number of sequences alone.
 OF_HEADS = ("head_compute", "head_read", "rows", "row_layers")
 
+#: What is proportional to the number of tokens.
+OF_TOKENS = ("dense_compute", "expert_compute", "expert_tokens", "activations", "link")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiencies:
@@ -255,14 +258,19 @@ def _collectives(on: Deployment, tokens: float) -> dict[str, float]:
     return {"link": counted * reduce + spread * exchange, "collectives": counted + 2 * spread}
 
 
-def context_flops(on: Deployment, tokens: float, before: float) -> float:
-    """Of one device: 4 d FLOP a head for every (query, key) pair, causal; a window bounds the pairs of its layers."""
+def pair_flops(on: Deployment) -> tuple[float, float]:
+    """FLOP of one device for a (query, key) pair in prefill: 4 d a head, in layers that see all, an indexer that scores
+    every pair with few heads included, and in those that see a window."""
     m = on.model
     width = m.heads / on.tp * (2 * (m.head_dim + m.rope_head_dim) + 2 * (m.value_dim or m.head_dim))
-    whole = tokens * before + tokens * (tokens + 1) / 2
-    seen = min(whole, tokens * m.window)
-    index = m.index_dim * 4 * whole * m.window_layers  # an indexer scores every pair, with few heads
-    return width * ((m.layers - m.window_layers) * whole + m.window_layers * seen) + index
+    return width * (m.layers - m.window_layers) + m.index_dim * 4 * m.window_layers, width * m.window_layers
+
+
+def context_flops(on: Deployment, tokens: float, before: float) -> float:
+    """Of one device, causal; a window bounds the pairs of its layers."""
+    every, windowed = pair_flops(on)
+    pairs = tokens * before + tokens * (tokens + 1) / 2
+    return every * pairs + windowed * min(pairs, tokens * on.model.window)
 
 
 def _generation_s(on: Deployment, rows: float, context: float) -> float:

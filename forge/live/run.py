@@ -120,7 +120,7 @@ async def hush(world: LiveWorld) -> None:
     for trajectory in list(world.backend.trajectories):
         world.backend.close(trajectory)
     for _ in range(round(HUSH_S / 0.01)):
-        if not world.control.views.requests:
+        if not world.control.views.instances.in_flight:
             return
         await asyncio.sleep(0.01)
 

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator
 
-from forge.policies.router import LeastLoaded, RoundRobin, Router
+from forge.policies.router import CacheAware, LeastLoaded, Random, RoundRobin, Router
 from forge.policies.scheduler import Fffo, Greedy, StrictFifo, TrainScheduler, WindowedFifo
 from forge.policies.sync import EveryK, WeightSync
 
 AnyScheduler = Annotated[StrictFifo | Greedy | Fffo | WindowedFifo, Discriminator("kind")]
-AnyRouter = Annotated[RoundRobin | LeastLoaded, Discriminator("kind")]
+AnyRouter = Annotated[RoundRobin | Random | LeastLoaded | CacheAware, Discriminator("kind")]
 AnySync = EveryK
 
 
@@ -41,11 +41,13 @@ __all__ = [
     "AnyRouter",
     "AnyScheduler",
     "AnySync",
+    "CacheAware",
     "EveryK",
     "Fffo",
     "Greedy",
     "LeastLoaded",
     "Policies",
+    "Random",
     "RoundRobin",
     "Router",
     "StrictFifo",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from forge.instances import RouterView
 from forge.policies.scheduler import FORBID
-from forge.views import RouterView
 
 
 class Router(Protocol):
@@ -39,4 +39,38 @@ class LeastLoaded:
     def route(self, view: RouterView) -> int:
         least = min(i.in_flight for i in view.instances)
         ties = [i.instance for i in view.instances if i.in_flight == least]
+        return ties[int(view.draw * len(ties))]
+
+
+@dataclass(kw_only=True)
+class Random:
+    """Any instance."""
+
+    __pydantic_config__ = FORBID
+    kind: Literal["random"] = "random"
+
+    def route(self, view: RouterView) -> int:
+        return view.instances[int(view.draw * len(view.instances))].instance
+
+
+@dataclass(kw_only=True)
+class CacheAware:
+    """Fewest prompt tokens to compute before this request's first token: those sent there and unanswered, and what of
+    this prompt is not cached there. On equal instances that is the least queue and prefill time, as Mooncake's local
+    cache-aware scheduling estimates it (T_queue + T_prefill, arXiv 2407.00079). Equal ones: fewest in flight, then by
+    the draw."""
+
+    __pydantic_config__ = FORBID
+    kind: Literal["cache_aware"] = "cache_aware"
+
+    def route(self, view: RouterView) -> int:
+        cached = view.cached
+        best, ties = (1 << 62, 0), [0]
+        for seen in view.instances:
+            instance, in_flight, _, prefill, _, _, _ = seen
+            score = prefill - cached.get(instance, 0), in_flight
+            if score < best:
+                best, ties = score, [instance]
+            elif score == best:
+                ties.append(instance)
         return ties[int(view.draw * len(ties))]

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from worlds import scenario, trace_of
 
 from forge import trace as ev
+from forge.instances import InstanceView, RouterView
 from forge.policies import AnyRouter, AnyScheduler, AnySync, EveryK, Policies
 from forge.queue import ItemQueue, QueueShape
 from forge.scenario import Scenario, parse, resolved
 from forge.types import ItemState
-from forge.views import InstanceView, ItemView, QueueView, RouterView, SyncView
+from forge.views import ItemView, QueueView, SyncView
 
 SCHEDULERS = get_args(get_args(AnyScheduler)[0])
 ROUTERS = get_args(get_args(AnyRouter)[0])

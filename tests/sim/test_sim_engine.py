@@ -1,173 +1,96 @@
-"""The jumping instance against a tiny model that takes every iteration by itself, written from the rules alone."""
+"""The instance: jumping ends exactly where stepping does, and single rules worked out by hand."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import pytest
+from hypothesis import given, settings
+from instance_driver import Case, Job, Plain, cases, drive
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from sim.engine import Cost, Instance, Load, Request
-
-COST = Cost(step_s=4e-3, row_s=1e-4, prefill_token_s=2e-5)
-MS = 1_000_000
+from forge.types import ForgeError
+from sim.engine import Instance, Shape
+from sim.request import Request
 
 
-@dataclass(frozen=True)
-class Job:
-    arrives: int
-    prefill: int
-    tokens: int
-    cancelled_at: int | None = None
+@given(cases())
+@settings(max_examples=300, deadline=None)
+def test_jumps_are_steps(case: Case) -> None:
+    jumped, stepped = drive(case, jump=True), drive(case, jump=False)
+    assert (jumped.first, jumped.end, jumped.seen) == (stepped.first, stepped.end, stepped.seen)
+    assert (jumped.totals, jumped.stored) == (stepped.totals, stepped.stored)
+    assert jumped.spans <= stepped.spans
 
 
-Times = dict[int, tuple[int | None, int, int]]  # job -> (first token ns, end ns, tokens sampled)
+@given(cases())
+@settings(max_examples=150, deadline=None)
+def test_every_request_ends_once_with_all_its_tokens_unless_cancelled(case: Case) -> None:
+    told = drive(case, jump=True)
+    assert sorted(told.end) == list(range(len(case.jobs)))
+    for i, job in enumerate(case.jobs):
+        end = told.end[i]
+        if job.cancel is None:
+            assert end is not None
+            assert end[1] == job.output
+            assert job.arrival < told.first[i] <= end[0]
 
 
-def stepped(jobs: list[Job], loads: list[tuple[int, int]], slots: int) -> Times:
-    """One loop turn per iteration. Loads are (asked at, ns), never draining."""
-    now, times = 0, {}
-    first: dict[int, int] = {}
-    left: dict[int, int] = {}
-    waiting = sorted(range(len(jobs)), key=lambda j: (jobs[j].arrives, j))
-    while waiting or left:
-        for j in [j for j in waiting if jobs[j].cancelled_at is not None and jobs[j].cancelled_at <= now]:
-            waiting.remove(j)
-            times[j] = (None, max(jobs[j].cancelled_at or 0, jobs[j].arrives), 0)
-        while loads and loads[0][0] <= now:
-            asked = [load for load in loads if load[0] <= now]
-            loads = loads[len(asked) :]
-            now += asked[-1][1]
-        here = [j for j in waiting if jobs[j].arrives <= now][: slots - len(left)]
-        here = [j for j in here if not (jobs[j].cancelled_at is not None and jobs[j].cancelled_at <= now)]
-        if not here and not left:
-            now = min([jobs[j].arrives for j in waiting] + [at for at, _ in loads], default=now)
-            continue
-        waiting = [j for j in waiting if j not in here]
-        left |= {j: jobs[j].tokens for j in here}
-        now += COST.iteration_ns(len(left), sum(jobs[j].prefill for j in here))
-        for j in list(left):
-            first.setdefault(j, now)
-            left[j] -= 1
-            stop = jobs[j].cancelled_at
-            if left[j] == 0 or (stop is not None and stop <= now):
-                times[j] = (first[j], now, jobs[j].tokens - left.pop(j))
-    return times
+@given(cases(disturbed=False))
+@settings(max_examples=150, deadline=None)
+def test_tokens_and_time_are_conserved(case: Case) -> None:
+    """Every prompt token is computed once or found, and computed again after a preemption only."""
+    told = drive(case, jump=True)
+    busy, iterations, prefilled, sampled, _ = told.totals
+    ends = [told.end[i] for i in range(len(case.jobs))]
+    found = sum(end[3] or 0 for end in ends if end is not None)
+    assert sampled == sum(job.output for job in case.jobs)
+    if not told.preemptions:
+        assert prefilled + found == sum(job.prompt for job in case.jobs)
+    assert iterations >= max((job.output for job in case.jobs), default=0)
+    assert busy <= max((end[0] for end in ends if end is not None), default=0)
 
 
-def jumped(jobs: list[Job], loads: list[tuple[int, int]], slots: int) -> tuple[Times, int]:
-    """Drive an `Instance` as its contract says. Returns the times and the number of `advance` calls."""
-    instance = Instance(COST, slots)
-    requests = [Request(str(j), job.prefill, job.tokens) for j, job in enumerate(jobs)]
-    first: dict[str, int] = {}
-    times: Times = {}
-    calls = 0
-    todo = [(job.arrives, 0, j) for j, job in enumerate(jobs)]
-    todo += [(at, 1, i) for i, (at, _) in enumerate(loads)]
-    todo += [(max(job.cancelled_at, job.arrives), 2, j) for j, job in enumerate(jobs) if job.cancelled_at is not None]
-    todo.sort()
-    while todo or instance.due() is not None:
-        due = instance.due()
-        if todo and (due is None or todo[0][0] <= due):
-            now, kind, k = todo.pop(0)
-            if kind == 0:
-                instance.add(requests[k], now)
-            elif kind == 1:
-                instance.load(Load(k + 1, loads[k][1], drain=False), now)
-            elif k not in times and instance.cancel(requests[k], now):
-                times[k] = (None, now, 0)
-            continue
-        assert due is not None
-        progress = instance.advance(due)
-        calls += 1
-        first |= {r.id: due for r in progress.first_tokens}
-        times |= {int(r.id): (first[r.id], due, r.sampled) for r in progress.ended}
-    return times, calls
+def test_a_long_completion_is_three_spans() -> None:
+    """Its prompt of 100 tokens is one mixed iteration, then 999 decodes are one span."""
+    told = drive(Case(16, 100, 200, 4, (Job(0, 100, 1000),)), jump=True)
+    assert told.spans == 2
+    first = Plain().mixed(0, 0, [(100, 0)])
+    assert told.first[0] == first
+    # k a + b (k S + k (k - 1) / 2), with a = 1010 of one row, b = 3, S = 100
+    assert told.end[0] == (first + 999 * 1010 + 3 * (999 * 100 + 999 * 998 // 2), 1000, 0, 0)
 
 
-JOBS = st.lists(
-    st.builds(
-        Job,
-        arrives=st.one_of(st.integers(0, 200 * MS), st.integers(0, 40).map(lambda i: i * 4_100_000)),
-        prefill=st.integers(1, 300),
-        tokens=st.integers(1, 60),
-    ),
-    min_size=1,
-    max_size=25,
-)
+def test_an_arrival_joins_at_the_next_boundary() -> None:
+    lone = drive(Case(16, 100, 200, 4, (Job(0, 10, 50),)), jump=True)
+    decodes = [lone.first[0] + sum(1010 + 3 * (10 + i) for i in range(k)) for k in range(4)]
+    for arrival, start in ((decodes[1], decodes[1]), (decodes[1] + 1, decodes[2]), (decodes[2] - 1, decodes[2])):
+        told = drive(Case(16, 100, 200, 4, (Job(0, 10, 50), Job(arrival, 20, 2))), jump=True)
+        held = 10 + decodes.index(start)
+        assert told.first[1] == start + Plain().mixed(1, held, [(20, 0)])
 
 
-@given(JOBS, st.integers(1, 6))
-def test_jumps_end_where_steps_do(jobs: list[Job], slots: int) -> None:
-    times, _ = jumped(jobs, [], slots)
-    assert times == stepped(jobs, [], slots)
+def test_arrivals_of_one_instant_share_an_iteration() -> None:
+    told = drive(Case(16, 100, 200, 4, (Job(5, 10, 3), Job(5, 20, 3))), jump=True)
+    assert told.first[0] == told.first[1] == 5 + Plain().mixed(0, 0, [(10, 0), (20, 0)])
 
 
-@given(JOBS, st.integers(1, 6), st.lists(st.tuples(st.integers(0, 300 * MS), st.integers(0, 50 * MS)), max_size=3))
-def test_jumps_end_where_steps_do_around_weight_loads(
-    jobs: list[Job], slots: int, loads: list[tuple[int, int]]
-) -> None:
-    loads = sorted(loads)
-    times, _ = jumped(jobs, loads, slots)
-    assert times == stepped(jobs, loads, slots)
+def test_a_group_computes_its_prompt_once() -> None:
+    """Three members with the same 8 full blocks: the first computes 130 tokens, the others find 128 at once."""
+    jobs = tuple(Job(0, 130, 2, ((1, 8),)) for _ in range(3))
+    told = drive(Case(16, 100, 200, 4, jobs), jump=True)
+    assert [told.end[i][3] for i in range(3)] == [0, 128, 128]  # type: ignore[index]
+    assert told.totals[2] == 130 + 2 + 2
 
 
-def test_a_cancelled_row_ends_with_its_iteration_and_frees_its_slot() -> None:
-    each = COST.iteration_ns(1, 0)
-    first = COST.iteration_ns(1, 10)
-    jobs = [Job(0, 10, 1000, cancelled_at=first + 3 * each + 1), Job(0, 10, 2), Job(0, 10, 5, cancelled_at=1)]
-    times, _ = jumped(jobs, [], slots=1)
-    end = first + 4 * each
-    assert times == {0: (first, end, 5), 1: (end + first, end + first + each, 2), 2: (None, 1, 0)}
-    assert times == stepped(jobs, [], slots=1)
+def test_a_preempted_request_computes_everything_again_and_loses_no_token() -> None:
+    """Capacity 6 blocks of 4: two requests of 8 + 8 tokens need 4 each. The younger gives way once."""
+    told = drive(Case(4, 6, 50, 2, (Job(0, 8, 8), Job(0, 8, 8))), jump=True)
+    ends = [told.end[0], told.end[1]]
+    assert [end[1:3] for end in ends if end is not None] == [(8, 0), (8, 1)]
+    assert told.totals[2] > 16
 
 
-def test_an_iteration_that_has_begun_is_not_changed_even_at_its_first_instant() -> None:
-    instance = Instance(COST, slots=2)
-    instance.add(Request("a", 10, 5), 0)
-    instance.advance(0)
-    instance.add(Request("b", 10, 5), 0)
-    assert instance.due() == COST.iteration_ns(1, 10)
-
-
-def test_a_long_completion_costs_two_calls() -> None:
-    _, calls = jumped([Job(0, 10, 100_000)], [], slots=4)
-    assert calls == 3  # plan, first token, last token
-
-
-def test_draining_waits_for_rows_and_admits_nobody() -> None:
-    instance = Instance(COST, slots=4)
-    old, new = Request("old", 1, 10), Request("new", 1, 1)
-    instance.add(old, 0)
-    instance.advance(0)
-    instance.load(Load(1, 5 * MS, drain=True), 1)
-    instance.add(new, 2)
-    ends = []
-    while (due := instance.due()) is not None:
-        ends += [(r.id, r.versions) for r in instance.advance(due).ended]
-    assert ends == [("old", (0, 0)), ("new", (1, 1))]
-
-
-def test_loading_in_flight_spans_versions() -> None:
-    instance = Instance(COST, slots=4)
-    request = Request("r", 1, 10)
-    instance.add(request, 0)
-    instance.advance(0)
-    instance.load(Load(1, 5 * MS, drain=False), 10 * MS)
-    while (due := instance.due()) is not None:
-        instance.advance(due)
-    assert request.versions == (0, 1)
-
-
-def test_a_crash_returns_everything_and_counts_complete_iterations() -> None:
-    instance = Instance(COST, slots=1)
-    for name in ("a", "b"):
-        instance.add(Request(name, 3, 50), 0)
-    instance.advance(0)
-    now = COST.iteration_ns(1, 3)
-    instance.advance(now)
-    lost = instance.crash(now + 2 * COST.iteration_ns(1, 0) + 1)
-    assert [r.id for r in lost] == ["a", "b"]
-    usage = instance.usage(10**12)
-    assert (usage.steps, usage.decode_tokens, usage.prefill_tokens) == (3, 3, 3)
-    assert instance.due() is None
+def test_a_request_larger_than_memory_is_refused() -> None:
+    instance = Instance(Plain(), Shape(block=16, capacity=10, budget=100, seats=4))
+    with pytest.raises(ForgeError, match="100 \\+ 61 tokens take 11 KV blocks, more than the 10"):
+        instance.check(Request("r", 100, 61))
+    with pytest.raises(ForgeError, match="budget = 4: must exceed seats = 4"):
+        Shape(block=16, capacity=10, budget=4, seats=4)

@@ -21,8 +21,9 @@ from forge.queue import ItemQueue
 from forge.scenario import Scenario, resolved
 from forge.sections import Stop
 from forge.types import ForgeError, ItemState
-from sim.fleet import Fleet
 from sim.measure import measure
+from sim.rollout import Rollout
+from sim.sessions import Step
 from sim.workload import Workload
 from sim.world import Run, SimError, simulate
 
@@ -114,8 +115,8 @@ def test_sinks_change_nothing_but_see_policy_calls() -> None:
 def test_a_shared_workload_changes_nothing() -> None:
     scenario = heavy_tail()
     workload = Workload(scenario)
-    simulate(with_scheduler(scenario, "greedy"), workload=workload)
-    assert simulate(scenario, workload=workload).events == simulate(scenario).events
+    simulate(with_scheduler(scenario, "greedy"), work=workload)
+    assert simulate(scenario, work=workload).events == simulate(scenario).events
 
 
 def test_replayed_on_fresh_policies_and_a_fresh_fold_a_trace_gives_the_same_decisions() -> None:
@@ -169,7 +170,7 @@ def test_items_share_what_item_share_says() -> None:
         sim = {"domains": {"agent": {"tokens_sigma": 1.0, "turns": [1.0], "item_share": share}}}
         work = Workload(build({"n": 8, "batch": 4, "concurrency": 4, "group": 4}, sim=sim))
         items = [work.item(p) for p in range(60)]
-        sizes = [{m.turns[0].sampled_tokens for m in item.members} for item in items if item.domain == "agent"]
+        sizes = [{m.steps[0].output for m in item.members} for item in items if item.domain == "agent"]
         return sum(len(s) for s in sizes) / len(sizes)
 
     assert spread(1.0) == 1.0
@@ -192,7 +193,7 @@ def test_a_crash_sends_requests_again_and_loses_none() -> None:
     assert len(of_kind(run.events, ev.Finished)) == 40
     retried = [e for e in of_kind(run.events, ev.Routed) if e.request.endswith(".r1")]
     assert len(retried) >= len({e.request for e in lost if e.request.count(".") == 2})
-    assert all(view.in_flight == 0 for view in run.control.views.instances.values() if view.live)
+    assert all(view.in_flight == 0 for view in run.control.views.instances.views())
 
 
 def test_a_timeout_kills_the_item_and_frees_its_slots() -> None:
@@ -268,12 +269,12 @@ def test_arrivals_of_one_instant_join_the_same_iteration() -> None:
         policies=scenario.policy.fresh(), shape=scenario.shape(), instances=1, group=2, seed=0, sinks=(seen.append,)
     )
     env = simpy.Environment()
-    fleet = Fleet(env, control, scenario, lambda: None)
+    rollout = Rollout(env, control, scenario, lambda: None)
 
     def sender() -> Any:
         yield env.timeout(5)
         for name in ("a", "b"):
-            fleet.send(request=name, position=0, member=0, turn=0, prompt_tokens=8, tokens=3)
+            rollout.send(name, 0, 0, 0, Step(prompt=8, output=3), lambda _: None)
             yield env.timeout(0)
 
     env.process(sender())

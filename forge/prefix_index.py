@@ -1,0 +1,62 @@
+"""Which instance holds how much of a prefix, as far as instances have told: what a router consults.
+
+A prefix is a path of (chain, blocks) pairs, a chain being a run of KV blocks under one key: block hashes in the live
+system (a block each), longer runs in the simulator. An instance holds the first so many blocks of a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+Path = Iterable[tuple[Hashable, int]]
+
+
+class PrefixIndex:
+    """Fed by stored and removed events, in order per instance; it believes them and nothing else."""
+
+    def __init__(self) -> None:
+        self._holders: dict[Hashable, dict[int, int]] = {}  # chain -> instance -> blocks
+        self._chains: dict[int, set[Hashable]] = {}  # instance -> chains
+
+    def set(self, instance: int, chain: Hashable, blocks: int) -> None:
+        """The instance now holds the chain's first `blocks`, or, with 0, nothing of it."""
+        if blocks:
+            self._holders.setdefault(chain, {})[instance] = blocks
+            self._chains.setdefault(instance, set()).add(chain)
+        elif (holders := self._holders.get(chain)) is not None and instance in holders:
+            del holders[instance]
+            if not holders:
+                del self._holders[chain]
+            self._chains[instance].discard(chain)
+
+    def clear(self, instance: int) -> None:
+        """It crashed, or loaded other weights."""
+        for chain in list(self._chains.get(instance, ())):
+            self.set(instance, chain, 0)
+
+    def match(self, path: Path) -> dict[int, int]:
+        """Leading blocks of the path that each instance holds; those that hold none are left out."""
+        found: dict[int, int] = {}
+        whole: list[int] | None = None  # instances that hold all so far; None: all do, of nothing
+        total = 0
+        for chain, blocks in path:
+            holders = self._holders.get(chain)
+            if holders is None or whole == []:
+                if blocks:
+                    break
+                continue
+            going_on = []
+            for instance in holders if whole is None else whole:
+                stored = holders.get(instance, 0)
+                if stored >= blocks:
+                    if total + blocks:
+                        found[instance] = total + blocks
+                    going_on.append(instance)
+                elif stored:
+                    found[instance] = total + stored
+            whole = going_on
+            total += blocks
+        return found
+
+    def __len__(self) -> int:
+        return len(self._holders)

@@ -1,0 +1,198 @@
+"""The rollout side of a training run: requests routed to instances, completions accounted, crashes, weights loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from forge import trace as ev
+from forge.control import Control
+from forge.policies.sync import SyncMode
+from forge.scenario import Scenario
+from sim.clock import to_fs, to_s
+from sim.deploy import instances
+from sim.engine import Load
+from sim.fleet import Fleet
+from sim.request import Request
+from sim.sessions import Step
+from sim.signals import Report, Signals
+
+_CRASHES = 1 << 21  # spawn key of the crash times
+
+
+class Call:
+    """A request under way. `answer` is called with it when it ends: `lost` when its instance crashed and it must be
+    sent again."""
+
+    __slots__ = ("answer", "instance", "lost", "request")
+
+    def __init__(self, request: Request, instance: int, answer: Callable[[Call], None]) -> None:
+        self.request = request
+        self.instance = instance
+        self.answer = answer
+        self.lost = False
+        request.owner = self
+
+
+class Rollout:
+    """`on_change` is called when an instance has loaded a version, gone down or come up."""
+
+    def __init__(self, env: Any, control: Control, scenario: Scenario, on_change: Callable[[], None]) -> None:
+        self.env = env
+        self._control = control
+        self._sim = scenario.sim
+        self._on_change = on_change
+        made = instances(scenario)
+        self._fleet = Fleet(env, made, self)
+        self._instances = made
+        self._live = [True] * len(made)
+        self._block = scenario.sim.block
+        signals = scenario.sim.signals
+        self._signals = None
+        if signals is not None:
+            self._signals = Signals(env, self._fleet, signals.period_s, signals.delay_s, self._on_report)
+        self._target = 0  # newest version to serve: what an instance loads when it comes up
+        self._back: list[Callable[[], None]] = []  # to be called when an instance comes up
+        self._under_way: set[str] = set()
+        if scenario.sim.instance_mtbf_s is not None:
+            for i in range(len(made)):
+                env.process(self._break_down(i, scenario.seed, scenario.sim.instance_mtbf_s))
+
+    # --- requests ------
+
+    def when_live(self, send: Callable[[], None]) -> None:
+        """Call `send` now, or once an instance has come up where none lives."""
+        if any(self._live):
+            send()
+        else:
+            self._back.append(send)
+
+    def send(
+        self, name: str, position: int, member: int, turn: int, step: Step, answer: Callable[[Call], None]
+    ) -> Call:
+        """Route a request and queue it at its instance."""
+        if self._signals is not None:
+            self._signals.refresh()
+        chosen = self._control.route(
+            self._now(),
+            request=name,
+            position=position,
+            member=member,
+            turn=turn,
+            prompt_tokens=step.prompt,
+            path=step.path if self._signals is not None else (),
+        )
+        prompt = max(1, round(step.prompt * (1.0 - self._sim.cached_share))) if not step.path else step.prompt
+        request = Request(name, prompt, step.output, step.path, keep=step.keep)
+        self._instances[chosen].check(request)
+        call = Call(request, chosen, answer)
+        self._under_way.add(name)
+        self._fleet.add(chosen, request)
+        return call
+
+    def cancel(self, call: Call) -> None:
+        if call.request.id not in self._under_way:
+            return  # it has ended
+        if self._fleet.cancel(call.instance, call.request):
+            call.request.cancelled = True
+            self._end(call, "cancelled")
+
+    # --- weights ------
+
+    def load(self, version: int, mode: SyncMode) -> None:
+        """Every live instance loads `version`; one that is down does so when it comes up."""
+        self._target = version
+        load = Load(version, to_fs(self._sim.load_s), mode)
+        for i in self._live_ids():
+            self._fleet.load(i, load)
+
+    def served(self) -> int | None:
+        """The version of the slowest live instance; None while all are down."""
+        return min((self._instances[i].version for i in self._live_ids()), default=None)
+
+    def usage(self) -> ev.Usage:
+        counters = [instance.usage(self.env.now) for instance in self._instances]
+        return ev.Usage(
+            t=self._now(),
+            busy_s=tuple(to_s(c.busy_fs) for c in counters),
+            steps=tuple(c.iterations for c in counters),
+            prefill_tokens=tuple(c.prefill_tokens for c in counters),
+            decode_tokens=tuple(c.sampled_tokens for c in counters),
+        )
+
+    # --- inside ------
+
+    def _now(self) -> float:
+        return to_s(self.env.now)
+
+    def _live_ids(self) -> list[int]:
+        return [i for i, live in enumerate(self._live) if live]
+
+    def _on_report(self, report: Report) -> None:
+        self._control.account(
+            ev.Reported(
+                t=self._now(),
+                instance=report.instance,
+                running=report.running,
+                waiting=report.waiting,
+                free_tokens=report.free_blocks * self._block,
+                chains=report.chains,
+            )
+        )
+
+    def on_first_token(self, instance: int, request: Request) -> None:  # noqa: ARG002 - the listener's signature
+        self._control.account(ev.FirstToken(t=self._now(), request=request.id))
+
+    def on_end(self, instance: int, request: Request) -> None:  # noqa: ARG002 - the listener's signature
+        cancelled = request.cancelled and request.sampled < request.output
+        self._end(request.owner, "cancelled" if cancelled else "stop")
+
+    def on_loaded(self, instance: int, version: int) -> None:
+        self._control.account(ev.Loaded(t=self._now(), instance=instance, version=version, io_s=self._sim.load_s))
+        self._on_change()
+
+    def _end(self, call: Call, finish: str) -> None:
+        request = call.request
+        self._under_way.discard(request.id)
+        self._control.account(
+            ev.Completed(
+                t=self._now(),
+                request=request.id,
+                tokens=request.sampled,
+                finish=finish,
+                versions=request.versions,
+            )
+        )
+        call.answer(call)
+
+    # --- crashes ------
+
+    def _break_down(self, i: int, seed: int, mtbf_s: float) -> Any:
+        """Process of one instance: exponential times between failures, then repair. The same in every policy's run."""
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(_CRASHES, i))))
+        while True:
+            yield self.env.timeout(max(1, to_fs(mtbf_s * float(rng.standard_exponential()))))
+            self._crash(i)
+            yield self.env.timeout(max(1, to_fs(self._sim.instance_repair_s)))
+            self._come_up(i)
+
+    def _crash(self, i: int) -> None:
+        self._live[i] = False
+        lost = self._fleet.crash(i)
+        for request in lost:
+            request.owner.lost = True
+            request.sampled = 0
+            self._end(request.owner, "lost")
+        self._control.account(ev.InstanceDown(t=self._now(), instance=i, reason="crash"))
+        self._on_change()
+
+    def _come_up(self, i: int) -> None:
+        self._live[i] = True
+        self._instances[i].version = self._target
+        self._control.account(ev.InstanceUp(t=self._now(), instance=i, version=self._target))
+        waiting, self._back = self._back, []
+        for send in waiting:
+            send()
+        self._on_change()

@@ -1,0 +1,214 @@
+"""The serving world: sessions of a trace against instances and a router, without data pool and trainer.
+
+Decide, act, account: a request's router sees the view that the live gateway would fold, the request goes where it says,
+and what becomes of it is one row of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import simpy
+
+from forge.control import draw
+from forge.instances import Instances, RouterView
+from forge.policies.router import Router
+from sim.alarm import HAPPEN, Alarm
+from sim.clock import to_fs, to_s
+from sim.engine import Instance
+from sim.fleet import Fleet
+from sim.request import Request
+from sim.sessions import Session, Trace
+from sim.signals import Report, Signals
+
+
+class Row(NamedTuple):
+    """What became of a request. Times in femtoseconds on the run's clock, counts in tokens."""
+
+    session: int
+    step: int
+    instance: int
+    arrived: int
+    first: int
+    ended: int
+    prompt: int
+    output: int
+    hit: int
+    preemptions: int
+
+    @property
+    def ttft_s(self) -> float:
+        return to_s(self.first - self.arrived)
+
+    @property
+    def tpot_s(self) -> float:
+        return to_s(self.ended - self.first) / max(1, self.output - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """How sessions start: at their own times (open), or so that `concurrency` of them are always under way (closed).
+
+    A closed loop is how agents behave, who send their next request when the last is answered; in either, the steps of
+    a session wait for one another.
+    """
+
+    concurrency: int | None = None
+
+
+class _Live:
+    """A session under way."""
+
+    __slots__ = ("id", "left", "missing", "session")
+
+    def __init__(self, number: int, session: Session) -> None:
+        self.id = number
+        self.session = session
+        self.missing = [len(step.after) for step in session.steps]
+        self.left = len(session.steps)
+
+
+class Serving:
+    """One run. `rows` are in the order of completion; `on_row` gets each instead where given (a long run)."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        instances: Sequence[Instance],
+        router: Router,
+        *,
+        loop: Loop = Loop(),
+        period_s: float = 0.0,
+        delay_s: float = 0.0,
+        seed: int = 0,
+        on_row: Callable[[Row], None] | None = None,
+    ) -> None:
+        self.env: Any = simpy.Environment()
+        self.rows: list[Row] = []
+        self.fleet = Fleet(self.env, instances, self)
+        self._router = router
+        self._views = Instances(len(instances), trace.block)
+        self._signals = Signals(self.env, self.fleet, period_s, delay_s, self._on_report)
+        self._sessions: Iterator[Session] = iter(trace.sessions())
+        self._next: Session | None = next(self._sessions, None)
+        self._loop = loop
+        self._seed = seed
+        self._on_row = on_row or self.rows.append
+        self._started = 0
+        self._live = 0
+        self._requests = 0
+        self._block = trace.block
+        self._feeder = Alarm(self.env, HAPPEN, lambda _: self._feed())
+
+    def run(self) -> list[Row]:
+        if self._loop.concurrency is None:
+            if self._next is not None:
+                self._feeder.set(to_fs(self._next.start_s))
+        else:
+            for _ in range(self._loop.concurrency):
+                self._start_next()
+        step = self.env.step
+        while self._next is not None or self._live:
+            step()
+        return self.rows
+
+    # --- sessions ------
+
+    def _feed(self) -> None:
+        """Open loop: start what is due."""
+        now: int = self.env.now
+        while self._next is not None and (at := to_fs(self._next.start_s)) <= now:
+            self._start_next()
+        if self._next is not None:
+            self._feeder.set(at)
+
+    def _start_next(self) -> None:
+        session = self._next
+        if session is None:
+            return
+        self._next = next(self._sessions, None)
+        live = _Live(self._started, session)
+        self._started += 1
+        self._live += 1
+        for number, step in enumerate(session.steps):
+            if not step.after:
+                self._later(live, number, step.delay_s)
+
+    def _later(self, live: _Live, number: int, delay_s: float) -> None:
+        if delay_s:
+            Alarm(self.env, HAPPEN, lambda _: self._send(live, number)).set(self.env.now + to_fs(delay_s))
+        else:
+            self._send(live, number)
+
+    def _answered(self, live: _Live, number: int) -> None:
+        live.left -= 1
+        if not live.left:
+            self._live -= 1
+            if self._loop.concurrency is not None:
+                self._start_next()
+            return
+        missing = live.missing
+        steps = live.session.steps
+        for later in range(number + 1, len(steps)):
+            if number in steps[later].after:
+                missing[later] -= 1
+                if not missing[later]:
+                    self._later(live, later, steps[later].delay_s)
+
+    # --- requests ------
+
+    def _send(self, live: _Live, number: int) -> None:
+        step = live.session.steps[number]
+        now: int = self.env.now
+        self._signals.refresh()
+        cached = self._views.cached(step.path)
+        view = RouterView(
+            now=to_s(now),
+            draw=draw(self._seed, 0, self._requests),
+            trajectory=live.session.name,
+            turn=number,
+            prompt_tokens=step.prompt,
+            instances=self._views.views(),
+            cached=cached,
+        )
+        chosen = self._router.route(view)
+        name = str(self._requests)
+        self._requests += 1
+        request = Request(name, step.prompt, step.output, step.path, keep=step.keep)
+        request.owner = live, number, now
+        self._views.routed(name, chosen, step.prompt, min(cached.get(chosen, 0), step.prompt - 1))
+        self.fleet.instances[chosen].check(request)
+        self.fleet.add(chosen, request)
+
+    def _on_report(self, report: Report) -> None:
+        self._views.reported(
+            report.instance, report.running, report.waiting, report.free_blocks * self._block, report.chains
+        )
+
+    def on_first_token(self, instance: int, request: Request) -> None:
+        self._views.first_token(request.id)
+        request.owner = (*request.owner, instance, self.env.now)
+
+    def on_end(self, instance: int, request: Request) -> None:
+        self._views.completed(request.id)
+        live, number, arrived, _, first = request.owner
+        self._on_row(
+            Row(
+                live.id,
+                number,
+                instance,
+                arrived,
+                first,
+                self.env.now,
+                request.prompt,
+                request.output,
+                request.hit or 0,
+                request.preemptions,
+            )
+        )
+        self._answered(live, number)
+
+    def on_loaded(self, instance: int, version: int) -> None:
+        self._views.loaded(instance, version)

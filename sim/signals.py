@@ -1,0 +1,78 @@
+"""Reports from instances to routers, as late and as rare as in life."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sim.alarm import SAMPLE, Alarm
+from sim.clock import to_fs
+from sim.fleet import Fleet
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One instance at one time. `chains`: (chain, blocks held) of those that changed since its last report."""
+
+    instance: int
+    running: int
+    waiting: int
+    free_blocks: int
+    chains: tuple[tuple[int, int], ...]
+
+
+class Signals:
+    """Every `period_s` each instance is sampled; `delay_s` later `deliver` gets the report.
+
+    With a period of 0 instances are asked whenever a router looks: what it sees is then `delay_s` old only if that is 0
+    too, so a delay needs a period. Call `refresh` before a view is made.
+    """
+
+    def __init__(
+        self, env: Any, fleet: Fleet, period_s: float, delay_s: float, deliver: Callable[[Report], None]
+    ) -> None:
+        self._env = env
+        self._fleet = fleet
+        self._period, self._delay = to_fs(period_s), to_fs(delay_s)
+        self._deliver = deliver
+        self._under_way: deque[tuple[int, list[Report]]] = deque()
+        self._last = [Report(i, 0, 0, -1, ()) for i in range(len(fleet.instances))]
+        if self._period:
+            self._alarm = Alarm(env, SAMPLE, lambda _: self._tick())
+            self._alarm.set(0)
+
+    def refresh(self) -> None:
+        """Deliver what has arrived by now."""
+        now: int = self._env.now
+        if not self._period:
+            for report in self._sample():
+                self._deliver(report)
+            return
+        while self._under_way and self._under_way[0][0] <= now:
+            for report in self._under_way.popleft()[1]:
+                self._deliver(report)
+
+    def _tick(self) -> None:
+        now: int = self._env.now
+        if reports := self._sample():
+            self._under_way.append((now + self._delay, reports))
+        self._alarm.set(now + self._period)
+
+    def _sample(self) -> list[Report]:
+        """Of the instances with news."""
+        now: int = self._env.now
+        reports = []
+        for i, instance in enumerate(self._fleet.instances):
+            instance.sync(now)
+            cache = instance.cache
+            dirty = cache.dirty
+            chains = tuple([(chain, cache.stored_of(chain)) for chain in sorted(dirty)]) if dirty else ()
+            if dirty:
+                dirty.clear()
+            report = Report(i, instance.running, len(instance.waiting), instance.free_blocks(), chains)
+            if chains or report != self._last[i]:
+                reports.append(report)
+                self._last[i] = report
+        return reports
