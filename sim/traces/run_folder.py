@@ -67,7 +67,7 @@ class _Growth:
     """A member's paths: the group's chain, then one of its own that grows until the context is rewritten."""
 
     def __init__(self, group: Chains, block: int, ids: Iterator[int]) -> None:
-        self._group = group
+        self._group = self._front = group
         self._block = block
         self._ids = ids
         self._own = next(ids)
@@ -75,11 +75,13 @@ class _Growth:
 
     def path(self, prompt: int, whole: int) -> Chains:
         """Of the next prompt. `whole`: tokens of it and its answer."""
+        blocks = prompt // self._block
         if prompt < self._least:
             self._own = next(self._ids)
+            self._front = self._group if blocks >= _blocks(self._group) else ()
         self._least = whole
-        blocks = prompt // self._block
-        shared = sum(pair[1] for pair in self._group)
-        if blocks < shared:
-            return ((self._own, blocks),)
-        return (*self._group, (self._own, blocks - shared))
+        return (*self._front, (self._own, blocks - _blocks(self._front)))
+
+
+def _blocks(path: Chains) -> int:
+    return sum(blocks for _, blocks in path)
