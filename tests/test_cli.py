@@ -7,6 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from forge import scenario as scenarios
@@ -67,6 +68,9 @@ def forge(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
         (["sim", "quickstart", "--set", "stop.seconds=inf"], "stop.seconds = inf: Input should be a finite number"),
         (["tune", "quickstart", "-o", "/dev/null/policy.toml"], "/dev/null/policy.toml: cannot be written"),
         (["tune", "quickstart", "-o", "/"], "/: cannot be written: it is a folder"),
+        (["export", "missing", "--perfetto"], "missing: no such run"),
+        (["export", "missing"], "nothing to export: give --perfetto, --parquet or both"),
+        (["export", "missing", "--parquet", "-o", "x"], "--out x: is the file of --perfetto"),
         (["tune", "quickstart", "--seeds", "1"], "Invalid value for '--seeds'"),
     ],
 )
@@ -126,6 +130,27 @@ def test_sim_then_replay_then_report(
     folder = (tmp_path / "latest").resolve()
     for name in ("scenario.resolved.json", "policy.toml", "trace.jsonl", "summary.json", "meta.json", "report.html"):
         assert (folder / name).stat().st_size > 0
+    assert pq.read_metadata(folder / "items.parquet").num_rows == summary["items_submitted"]
+
+
+def test_an_export_makes_again_what_a_run_made_and_a_timeline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    runs = ["--runs", str(tmp_path / "runs")]
+    assert forge(monkeypatch, "sim", "quickstart", *SMALL, *runs) == 0
+    folder = (tmp_path / "runs" / "latest").resolve()
+    tables = [folder / "requests.parquet", folder / "items.parquet"]
+    before = [path.read_bytes() for path in tables]
+    for path in tables:
+        path.unlink()
+    capsys.readouterr()
+    out = tmp_path / "new" / "t.json"
+    assert forge(monkeypatch, "export", "latest", *runs, "--parquet", "--perfetto", "-o", str(out)) == 0
+    assert capsys.readouterr().out.split() == [str(out), *map(str, tables)]
+    assert [path.read_bytes() for path in tables] == before
+    assert len(json.loads(out.read_text())["traceEvents"]) > 100
+    assert forge(monkeypatch, "export", "latest", *runs, "--perfetto") == 0
+    assert (folder / "trace.perfetto.json").read_bytes() == out.read_bytes()
 
 
 def test_a_trace_without_its_end_is_said_to_be_cut(
@@ -202,7 +227,7 @@ def test_the_same_seed_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch, tmp
     for name in ("a", "b"):
         assert forge(monkeypatch, "sim", "quickstart", *SMALL, "--runs", str(tmp_path / name)) == 0
     folders = [(tmp_path / name / "latest").resolve() for name in ("a", "b")]
-    for file in ("trace.jsonl", "summary.json", "policy.toml", "scenario.resolved.json"):
+    for file in ("trace.jsonl", "summary.json", "policy.toml", "scenario.resolved.json", "items.parquet"):
         assert (folders[0] / file).read_bytes() == (folders[1] / file).read_bytes(), file
 
 

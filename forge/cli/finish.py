@@ -1,26 +1,37 @@
-"""What every run ends with, simulated or live: summary.json, report.html, and the numbers that matter."""
+"""What every run ends with, simulated or live: summary.json, tables, report.html, and the numbers that matter."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
 from rich.table import Table
 
+from forge import trace as ev
 from forge.metrics import summarise
 from forge.report.page import headline, write_report
 from forge.runs import RunFolder
+from forge.tables import TableWriter
 from forge.types import Json
 
 
 def finish(folder: RunFolder) -> Json:
-    """Fold the trace into the summary, write the report, note the elapsed time."""
-    summary = summarise(folder.events(), folder.scenario())
+    """Fold the trace into summary and tables, write the report, note the elapsed time."""
+    with TableWriter(folder.path) as tables:
+        summary = summarise(_past(tables, folder.events()), folder.scenario())
     folder.write("summary.json", summary)
     folder.end_life()
     warn(folder, summary)
     write_report(folder)
     return summary
+
+
+def _past(tables: TableWriter, events: Iterable[ev.Event]) -> Iterator[ev.Event]:
+    """Decoding a long trace is most of the work, so one pass feeds both."""
+    for event in events:
+        tables(event)
+        yield event
 
 
 def warn(folder: RunFolder, summary: Json) -> None:
