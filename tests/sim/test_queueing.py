@@ -29,18 +29,7 @@ STEP_FS = 10**12  # a millisecond an iteration
 STEP_S = 1e-3
 MEAN = 200.0  # tokens of an answer
 BATCHES = 20
-
-
-class Constant:
-    """Every iteration takes as long."""
-
-    unit = 1
-
-    def line(self, rows: int) -> tuple[int, int, int]:
-        return STEP_FS, 0, 1
-
-    def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:
-        return STEP_FS
+CONSTANT = LineTimes(step_s=STEP_S, row_s=0.0, prefill_token_s=0.0)
 
 
 @dataclass(frozen=True)
@@ -77,7 +66,7 @@ def outputs_of(law: str, count: int, seed: int) -> np.ndarray:
 
 def served(trace: Given, *, instances: int = 1, seats: int = 1, router: Router | None = None, **options: object):
     shape = Shape(capacity=10_000, budget=4096, seats=seats)
-    made = [Instance(Constant(), shape) for _ in range(instances)]
+    made = [Instance(CONSTANT, shape) for _ in range(instances)]
     rows = Serving(trace, made, router or RoundRobin(), **options).run()  # type: ignore[arg-type]
     return sorted(rows, key=lambda row: (row.session, row.step))
 
