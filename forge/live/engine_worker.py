@@ -1,6 +1,6 @@
 """The child process of one rollout instance: an `Engine` stepped in a loop, fed over a pipe.
 
-In:  ("add", EngineRequest), ("cancel", id), ("load", folder | None, version, drain)
+In:  ("add", EngineRequest), ("cancel", id), ("load", folder | None, version, mode)
 Out: ("ready", max_context), ("deltas", [Delta], counters), ("refused", id, text), ("loaded", version, seconds),
      ("load_failed", version, text)
 `counters` is (busy_s, steps, prefill_tokens, decode_tokens) since this process began.
@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from forge.policies.sync import SyncMode
 from forge.rollout.engine import Delta, Engine, EngineError, EngineRequest
 from forge.scenario import Scenario
 
@@ -54,7 +55,7 @@ def make_engine(scenario: Scenario, model_dir: Path) -> Engine:
 class _Load:
     folder: Path | None
     version: int
-    drain: bool
+    mode: SyncMode
 
 
 @dataclass
@@ -87,7 +88,7 @@ class EngineLoop:
     def _take(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("add", request):
-                if self.load is not None and self.load.drain:
+                if self.load is not None and self.load.mode == "drain":
                     self.held.append(request)
                 else:
                     self._add(request)
@@ -97,8 +98,8 @@ class EngineLoop:
                     self.held.remove(request)
                     self._ship([Delta(id=request.id, finish="cancelled")])
                 self.engine.cancel(request_id)
-            case ("load", folder, version, drain):
-                self.load = _Load(folder, version, drain)  # a newer version supersedes one not yet loaded
+            case ("load", folder, version, mode):
+                self.load = _Load(folder, version, mode)  # a newer version supersedes one not yet loaded
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -108,11 +109,11 @@ class EngineLoop:
 
     def _load_if_due(self) -> None:
         load = self.load
-        if load is None or (load.drain and self._busy()):
+        if load is None or (load.mode == "drain" and self._busy()):
             return
         began = time.perf_counter()
         try:
-            self.engine.load(load.folder, load.version)
+            self.engine.load(load.folder, load.version, recompute=load.mode == "abort")
         except EngineError as error:
             self.pipe.send(("load_failed", load.version, str(error)))
         else:

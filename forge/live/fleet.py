@@ -11,6 +11,7 @@ from typing import Protocol
 from forge.gateway.backend import Overloaded
 from forge.live import engine_worker
 from forge.live.child import Child, Message, failure_of
+from forge.policies.sync import SyncMode
 from forge.rollout.engine import Delta, EngineError, EngineRequest
 from forge.scenario import Scenario
 from forge.types import ForgeError
@@ -81,11 +82,11 @@ class Fleet:
             if instance.streams.pop(request.id, None) is not None:
                 instance.child.send("cancel", request.id)  # unknown there once finished: no harm
 
-    def load(self, weights: Path, version: int, *, drain: bool) -> None:
+    def load(self, weights: Path, version: int, mode: SyncMode) -> None:
         """Every instance is asked to serve `version`; `instance_loaded` reports each."""
         self._newest = (weights, version)
         for instance in self._instances:
-            instance.child.send("load", weights, version, drain)
+            instance.child.send("load", weights, version, mode)
 
     @property
     def newest(self) -> int:

@@ -21,6 +21,7 @@ from forge.live.fleet import Fleet
 from forge.live.groups import Group, parse_trajectory, timed_out
 from forge.live.trainer_worker import Stepped
 from forge.mix import Mix
+from forge.policies.sync import SyncMode
 from forge.pool.store import Pool
 from forge.rollout.engine import Sampling
 from forge.scenario import Scenario
@@ -93,7 +94,7 @@ class LiveWorld:
         if queue.published == len(queue.committed):
             return True
         if not self._publications and self._newest is not None:
-            self._publish(*self._newest, drain=False)
+            self._publish(*self._newest, "in_flight")
         return False
 
     # --- rollout ------
@@ -192,12 +193,12 @@ class LiveWorld:
         )
         self.account_usage()
         if mode is not None:
-            self._publish(stepped.folder, stepped.step, drain=mode == "drain")
+            self._publish(stepped.folder, stepped.step, mode)
         self.advance()
 
-    def _publish(self, folder: Path, step: int, *, drain: bool) -> None:
+    def _publish(self, folder: Path, step: int, mode: SyncMode) -> None:
         self._publications.append(_Publication(step, step, len(self.control.queue.committed)))
-        self.fleet.load(folder, step, drain=drain)
+        self.fleet.load(folder, step, mode)
 
     def account_usage(self) -> None:
         busy, steps, prefill, decode = zip(*self.fleet.counters(), strict=True)

@@ -9,7 +9,7 @@ from forge.policies.scheduler import FORBID
 from forge.types import ForgeError
 from forge.views import SyncView
 
-SyncMode = Literal["in_flight", "drain"]
+SyncMode = Literal["in_flight", "drain", "abort"]
 
 
 class WeightSync(Protocol):
@@ -17,7 +17,9 @@ class WeightSync(Protocol):
 
     `decide` is asked after every commit and returns the mode to publish in, or None to wait. "in_flight": engines
     load between two decode steps, running requests go on with their KV. "drain": an engine admits no new request
-    until its running ones are done, then loads. The last version of a run is always published, unasked.
+    until its running ones are done, then loads. "abort": engines load between two decode steps, and running requests
+    resume from what they had sampled, with all their KV computed anew by the new weights. The last version of a run
+    is always published, unasked.
     """
 
     @property

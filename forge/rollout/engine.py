@@ -59,7 +59,8 @@ class Delta:
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats:
-    """Counters since start. Seconds are the engine's own clock around its steps; tokens are counted once each."""
+    """Counters since start. Seconds are the engine's own clock around its steps; tokens are counted once each, those
+    computed anew after a load once more as prefilled."""
 
     busy_s: float = 0.0
     steps: int = 0
@@ -82,7 +83,8 @@ class Engine(Protocol):
     - `step` advances every running request by at most one decode iteration, admits queued ones while slots are
       free, first come first served, and returns deltas. With nothing to do it returns [].
     - `cancel` of an unknown or finished id is a no-op; else the request ends with finish "cancelled" at the next step.
-    - `load` swaps weights between steps; running requests go on with their KV, later tokens carry the new version.
+    - `load` swaps weights between steps; running requests go on, later tokens carry the new version. They keep their
+      KV, or with `recompute` sample nothing before all of it is computed anew from their ids.
     - Same weights, request and seed give the same ids and logprobs (to 1e-4) whatever the batch around them.
     """
 
@@ -113,7 +115,7 @@ class Engine(Protocol):
 
     def step(self) -> list[Delta]: ...
 
-    def load(self, weights: Path | None, version: int) -> None:
+    def load(self, weights: Path | None, version: int, *, recompute: bool = False) -> None:
         """Serve the weights in folder `weights` (safetensors, Hugging Face names) as `version`.
 
         None relabels the present weights. A missing or mismatched file raises EngineError and the old weights stay.

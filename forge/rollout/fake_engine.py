@@ -28,6 +28,11 @@ class _Job:
     scripted: tuple[int, ...] | None
     generated: int = 0
 
+    @property
+    def size(self) -> int:
+        """Tokens of prompt and completion so far."""
+        return len(self.request.prompt_ids) + self.generated
+
 
 class FakeEngine:
     """An `Engine` that says what a script tells it to, one token per running request and step.
@@ -70,6 +75,7 @@ class FakeEngine:
         self._running: list[str] = []
         self._cancelled: set[str] = set()
         self._added = 0
+        self._recompute = 0  # tokens whose KV a model would compute anew in the next step
         self._stats = EngineStats()
 
     @property
@@ -106,16 +112,19 @@ class FakeEngine:
         if request_id in self._jobs:
             self._cancelled.add(request_id)
 
-    def load(self, weights: Path | None, version: int) -> None:
+    def load(self, weights: Path | None, version: int, *, recompute: bool = False) -> None:
         if weights is not None and not any(Path(weights).glob("*.safetensors")):
             raise EngineError(f"{weights}: no safetensors file there")
         self._version = version
+        if recompute:
+            self._recompute = sum(self._jobs[job].size for job in self._running)
 
     def step(self) -> list[Delta]:
         if not self._jobs:
             return []
         deltas = self._end_cancelled()
-        prefilled = self._admit()
+        prefilled = self._recompute + self._admit()
+        self._recompute = 0
         sampled = [self._advance(self._jobs[job]) for job in self._running]
         for delta in sampled:
             if delta.finish is not None:
@@ -168,5 +177,4 @@ class FakeEngine:
         sampling = job.request.sampling
         if token in sampling.stop_ids or (job.scripted is not None and job.generated == len(job.scripted)):
             return "stop"
-        total = len(job.request.prompt_ids) + job.generated
-        return "length" if job.generated == sampling.max_tokens or total == self._max_context else None
+        return "length" if job.generated == sampling.max_tokens or job.size == self._max_context else None

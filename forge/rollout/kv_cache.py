@@ -141,6 +141,11 @@ class SlotCache(Cache):  # type: ignore[misc]
         """The weights changed: running rows go on with what they hold, but no later request may reuse any of it."""
         self.reusable[:] = False
 
+    def restart(self, rows: NDArray[np.int64]) -> None:
+        """These rows' KV is computed anew from their tokens, by the present weights."""
+        self.length[rows] = 0
+        self.reusable[rows] = True
+
 
 def _common_prefix(lines: NDArray[np.int64], prompt: NDArray[np.int64]) -> NDArray[np.int64]:
     """How many leading tokens each of `lines` [n, tokens] shares with the prompt."""

@@ -26,11 +26,13 @@ from forge.rollout.weights import load_weights
 
 Rows = NDArray[np.int64]
 
-#: What a row's request asks for, beside the tokens and lengths the cache keeps.
+#: What a row's request asks for, beside the tokens and lengths the cache keeps. `known`: tokens whose KV must be there
+#: before the next one is sampled, at first the prompt.
 _ROW = np.dtype(
     [
         ("live", np.bool_),
         ("prompt", np.int64),
+        ("known", np.int64),
         ("order", np.int64),
         ("key", np.uint64),
         ("temperature", np.float32),
@@ -141,11 +143,16 @@ class TorchEngine:
         if request_id in self._in_flight:
             self._cancelled.add(request_id)
 
-    def load(self, weights: Path | None, version: int) -> None:
+    def load(self, weights: Path | None, version: int, *, recompute: bool = False) -> None:
         if weights is not None:
             load_weights(self._model, Path(weights))
         self._version = version
         self._cache.forget()
+        if recompute:
+            live = np.flatnonzero(self._rows["live"])
+            # A row that decodes knows one token more than it has KV of: the last one it sampled.
+            self._rows["known"][live] = np.maximum(self._rows["known"][live], self._cache.length[live] + 1)
+            self._cache.restart(live)
 
     @torch.inference_mode()
     def step(self) -> list[Delta]:
@@ -191,13 +198,14 @@ class TorchEngine:
             prompt = np.asarray(request.prompt_ids, dtype=np.int64)
             row, reused = self._cache.claim(prompt, free)
             self._stats.cached_tokens += reused
-            self._rows[row] = (True, len(prompt), queued.order, queued.key, sampling.temperature, sampling.top_p)
-            limit = min(len(prompt) + sampling.max_tokens, self._max_context)
+            size = len(prompt)
+            self._rows[row] = (True, size, size, queued.order, queued.key, sampling.temperature, sampling.top_p)
+            limit = min(size + sampling.max_tokens, self._max_context)
             self._running[row] = _Running(request.id, frozenset(sampling.stop_ids), limit)
 
     def _compact(self) -> Rows:
         """Move the rows that decode to the front, where a forward reads them as a view; returns 0..n-1."""
-        decoding = self._rows["live"] & (self._cache.length >= self._rows["prompt"])
+        decoding = self._rows["live"] & (self._cache.length >= self._rows["known"])
         count = int(decoding.sum())
         holes = np.flatnonzero(~decoding[:count])
         strays = np.flatnonzero(decoding[count:]) + count
@@ -210,13 +218,13 @@ class TorchEngine:
 
     def _next_chunk(self) -> _Chunk:
         """The prompts to compute now: first come first served while the padded batch fits `prefill_chunk`."""
-        prompt, length = self._rows["prompt"], self._cache.length
-        waiting = np.flatnonzero(self._rows["live"] & (length < prompt))
+        known, length = self._rows["known"], self._cache.length
+        waiting = np.flatnonzero(self._rows["live"] & (length < known))
         waiting = waiting[self._rows["order"][waiting].argsort()]
         for row in waiting.tolist():
-            self._stats.cached_tokens += self._cache.borrow(row, int(prompt[row]))
-        waiting = waiting[~self._cache.worth_waiting(waiting, prompt[waiting])]
-        counts = np.minimum(prompt[waiting] - length[waiting], self._prefill_chunk)
+            self._stats.cached_tokens += self._cache.borrow(row, int(known[row]))
+        waiting = waiting[~self._cache.worth_waiting(waiting, known[waiting])]
+        counts = np.minimum(known[waiting] - length[waiting], self._prefill_chunk)
         padded = np.maximum.accumulate(counts) * np.arange(1, len(counts) + 1)
         fits = int((padded <= self._prefill_chunk).sum())
         return _Chunk(waiting[:fits], counts[:fits])
@@ -231,7 +239,7 @@ class TorchEngine:
             return []
         rows = np.concatenate([decoding, chunk.rows])
         lengths = self._cache.length[rows] + np.concatenate([counts for _, counts in parts])
-        ends = lengths >= self._rows["prompt"][rows]
+        ends = lengths >= self._rows["known"][rows]
         asked = self._rows[rows[ends]]
         ids, logprobs = sample(
             torch.cat(logits)[torch.from_numpy(ends)],

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from forge.rollout.engine import Delta, Engine, EngineError, EngineRequest
 from forge.rollout.fake_engine import FakeEngine
+from forge.rollout.torch_engine import TorchEngine
 
 Make = Callable[..., Engine]
 
@@ -208,6 +209,82 @@ def test_load_takes_the_version(kind: str, weights: str, tmp_path: Path) -> None
     assert engine.version == 4
 
 
+#: More than slots; one prompt is longer than a step prefills, and two share theirs.
+GOING_ON = {"a": (3, 1, 4), "b": tuple(range(30)), "c": (5,) * 9, "d": (5,) * 9 + (6,), "e": (2, 7)}
+
+
+def interrupted(kind: str, folder: Path, steps: int, *, recompute: bool) -> tuple[dict[str, Delta], dict[str, Delta]]:
+    """What every request of `GOING_ON` had sampled when other weights came after some steps, and all it sampled."""
+    engine = with_weights(kind, seed=0)
+    for name, prompt in GOING_ON.items():
+        engine.add(request(name, prompt=prompt, max_tokens=10, temperature=0.0))
+    parts = [delta for _ in range(steps) for delta in engine.step()]
+    engine.load(folder, 1, recompute=recompute)
+    return join(parts), join([*parts, *drain(engine).values()])
+
+
+def continuation(kind: str, prompt: tuple[int, ...], tokens: int) -> Delta:
+    """Of an engine that has only ever known the new weights."""
+    engine = with_weights(kind, seed=7)
+    engine.add(request("x", prompt=prompt, max_tokens=tokens, temperature=0.0))
+    return drain(engine)["x"]
+
+
+def with_weights(kind: str, seed: int) -> Engine:
+    if kind == "fake":
+        return FakeEngine(lambda prompt, index, _: (sum(prompt[:2]) + len(prompt) + index) % VOCAB, slots=4)
+    return TorchEngine(make_model(kind, seed), slots=4, max_context=CONTEXT, prefill_chunk=16)
+
+
+@pytest.mark.parametrize("kind", sorted(ENGINES))
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_a_load_that_recomputes_goes_on_as_a_fresh_engine_would_from_what_was_sampled(
+    kind: str, steps: int, tmp_path: Path
+) -> None:
+    folder = save(make_model("llama" if kind == "fake" else kind, seed=7), tmp_path)
+    before, after = interrupted(kind, folder, steps, recompute=True)
+    assert set(after) == set(GOING_ON)
+    assert before, "nothing was running"
+    for name, prompt in GOING_ON.items():
+        sampled, whole = before.get(name, Delta(id=name)), after[name]
+        count = len(sampled.token_ids)
+        assert whole.token_ids[:count] == sampled.token_ids
+        assert whole.logprobs[:count] == sampled.logprobs
+        assert whole.versions == (0,) * count + (1,) * (10 - count)
+        expected = continuation(kind, prompt + sampled.token_ids, 10 - count)
+        assert whole.token_ids[count:] == expected.token_ids
+        assert whole.logprobs[count:] == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_load_in_flight_goes_on_with_the_old_weights_kv(kind: str, tmp_path: Path) -> None:
+    folder = save(make_model(kind, seed=7), tmp_path)
+    before, after = interrupted(kind, folder, 3, recompute=False)
+    differences = []
+    for name, sampled in before.items():
+        count = len(sampled.token_ids)
+        expected = continuation(kind, GOING_ON[name] + sampled.token_ids, 1)
+        differences.append(abs(after[name].logprobs[count] - expected.logprobs[0]))
+        assert after[name].versions == (0,) * count + (1,) * (10 - count)
+    assert min(differences) > 1e-2
+
+
+def test_tokens_computed_anew_are_prefilled_again(make: Make) -> None:
+    engine = make(slots=2)
+    for name in ("a", "b", "queued"):
+        engine.add(request(name, prompt=(3, 1, int(name == "b"), 9), max_tokens=5))
+    deltas = [*engine.step(), *engine.step(), *engine.step()]
+    before = engine.stats.prefill_tokens + engine.stats.cached_tokens
+    assert before == 8
+    engine.load(None, 1, recompute=True)
+    assert engine.load_in_flight == (2, 1)
+    deltas += engine.step()
+    assert engine.stats.prefill_tokens + engine.stats.cached_tokens == before + 2 * (4 + 3)
+    assert Counter(delta.id for delta in deltas) == {"a": 4, "b": 4}, "the step that recomputes also samples"
+    drain(engine)
+    assert engine.stats.decode_tokens == 15
+
+
 def test_stats_count_each_token_once(make: Make) -> None:
     engine = make()
     for i in range(6):
@@ -265,6 +342,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("step"), st.integers(1, 4)),
         st.tuples(st.just("cancel"), st.integers(0, len(REQUESTS) - 1)),
         st.tuples(st.just("load"), st.integers(1, 3)),
+        st.tuples(st.just("recompute"), st.integers(1, 3)),
     ),
     max_size=40,
 )
@@ -303,8 +381,8 @@ def test_any_interleaving(kind: str, actions: list[tuple[str, int]], slots: int)
                 step()
         elif action == "cancel":
             engine.cancel(str(number))
-        elif action == "load":
-            engine.load(None, engine.version + number)
+        elif action in ("load", "recompute"):
+            engine.load(None, engine.version + number, recompute=action == "recompute")
     while in_flight:
         step()
 

@@ -42,7 +42,7 @@ class EchoEngine:
         if request_id in self.running:
             self.cancelled.add(request_id)
 
-    def load(self, weights: Path | None, version: int) -> None:
+    def load(self, weights: Path | None, version: int, *, recompute: bool = False) -> None:
         raise NotImplementedError
 
     def step(self) -> list[Delta]:

@@ -6,12 +6,13 @@ import threading
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from forge.live.child import GONE
 from forge.live.engine_worker import EngineLoop
+from forge.policies.sync import SyncMode
 from forge.rollout.engine import Delta, EngineRequest, Sampling
 from forge.rollout.fake_engine import FakeEngine
 
@@ -86,7 +87,7 @@ def test_every_token_arrives_once_in_order_however_bundled() -> None:
 def test_a_drain_holds_new_requests_back_until_the_running_ones_are_done() -> None:
     with Harness() as loop:
         loop.add("old", LONG)
-        loop.pipe.send(("load", None, 7, True))
+        loop.pipe.send(("load", None, 7, "drain"))
         loop.add("new", 3)
         got = loop.finished({"old", "new"})
         kinds = [m[0] for m in got]
@@ -101,17 +102,37 @@ def test_in_flight_a_running_request_goes_on_under_the_new_version() -> None:
     with Harness() as loop:
         loop.add("a", LONG)
         loop.until(1, "deltas")
-        loop.pipe.send(("load", None, 3, False))
+        loop.pipe.send(("load", None, 3, "in_flight"))
         got = loop.finished({"a"})
         versions = [v for d in deltas_of(got, "a") for v in d.versions]
         assert versions == sorted(versions)
         assert versions[-1] == 3
 
 
+def test_an_abort_loads_at_once_and_computes_anew_what_was_running() -> None:
+    with Harness() as loop:
+        loop.add("a", LONG)
+        loop.until(1, "deltas")
+        loop.pipe.send(("load", None, 3, "abort"))
+        loop.add("b", 2)
+        got = loop.finished({"a", "b"})
+        mine = deltas_of(got, "a")
+        at = next(i for i, m in enumerate(got) if m[0] == "loaded")
+        assert not any(d.finish for d in deltas_of(got[:at], "a")), "it did not wait"
+        versions = [v for d in mine for v in d.versions]
+        # The first token came before the load and was read by `until`: no token is lost or sampled twice.
+        assert len(versions) == LONG - 1
+        old = versions.count(0) + 1
+        assert versions == sorted(versions)
+        assert versions[-1] == 3
+        assert loop.engine.stats.decode_tokens == LONG + 2
+        assert loop.engine.stats.prefill_tokens == 2 + 2 + (2 + old), "prompts, and what ran under the old weights"
+
+
 def test_a_held_request_can_be_cancelled() -> None:
     with Harness() as loop:
         loop.add("old", LONG)
-        loop.pipe.send(("load", None, 1, True))
+        loop.pipe.send(("load", None, 1, "drain"))
         loop.add("held", 3)
         loop.pipe.send(("cancel", "held"))
         got = loop.finished({"old", "held"})
@@ -124,16 +145,16 @@ def test_what_the_engine_refuses_is_told_and_the_loop_goes_on(tmp_path: Path) ->
         loop.pipe.send(("add", EngineRequest(id="long", prompt_ids=(1,) * 2 * LONG, sampling=Sampling())))
         ((_, name, text),) = loop.until(1, "refused")
         assert (name, str(2 * LONG) in text) == ("long", True)
-        loop.pipe.send(("load", tmp_path / "nowhere", 2, False))
+        loop.pipe.send(("load", tmp_path / "nowhere", 2, "in_flight"))
         ((_, version, _),) = loop.until(1, "load_failed")
         assert version == 2
         loop.add("a", 2)
         assert {v for d in deltas_of(loop.finished({"a"}), "a") for v in d.versions} == {0}
 
 
-@pytest.mark.parametrize("drain", [False, True])
-def test_a_load_with_nothing_to_do_is_done_at_once(drain: bool) -> None:
+@pytest.mark.parametrize("mode", get_args(SyncMode))
+def test_a_load_with_nothing_to_do_is_done_at_once(mode: SyncMode) -> None:
     with Harness() as loop:
-        loop.pipe.send(("load", None, 5, drain))
+        loop.pipe.send(("load", None, 5, mode))
         ((_, version, _),) = loop.until(1, "loaded")
         assert version == 5

@@ -66,7 +66,7 @@ def test_a_killed_engine_is_replaced_and_serves_the_newest_weights() -> None:
         try:
             await fleet.start()
             assert len(await tokens(fleet, 0, "a", 3)) >= 1
-            fleet.load(model, 4, drain=False)
+            fleet.load(model, 4, "in_flight")
             await wait_for(lambda: len(told.loaded) == 2)
             before = fleet.counters()
             going = asyncio.create_task(tokens(fleet, 1, "b", 4000))
