@@ -95,7 +95,7 @@ class AgentDomain(Section):
         """An agent must have room for an answer after its first prompt and after every rewriting."""
         context, subs = self.context, self.sub_agents
         kept = max(self.system_tokens + int(self.task_tokens.cap), context.kept_tokens) + context.summary_tokens
-        prompt = max(kept, subs.system_tokens + subs.task_tokens)
+        prompt = max(kept, subs.system_tokens + subs.task_tokens if subs.rate else 0)
         if prompt + context.reserve_tokens > context.limit_tokens:
             raise ValueError(
                 f"context.limit_tokens = {context.limit_tokens}: a first or rewritten prompt may have {prompt} tokens "
