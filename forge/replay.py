@@ -105,7 +105,7 @@ class _PolicyReplay:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._views = Views(scenario.shape(), scenario.engine.instances)
+        self._views = Views(scenario.shape(), scenario.engine.instances, scenario.sim.block)
         self._begin_life(0)
 
     def _begin_life(self, life: int) -> None:
