@@ -86,6 +86,9 @@ class Sim(Section):
     signals: SignalTimes | None = None
     instance_mtbf_s: Annotated[float, Field(gt=0)] | None = None
     instance_repair_s: Seconds = 5.0
+    #: share of the instances, rounded up, whose iterations take `slow_factor` times as long; the seed says which
+    slow_nodes: Annotated[float, Field(ge=0, le=1)] = 0.0
+    slow_factor: Annotated[float, Field(ge=1)] = 2.0
     domains: dict[str, SimDomain] = Field(default_factory=dict)
     #: synthetic agents instead of `domains`: for every domain of the mix or for none
     agents: dict[str, AgentDomain] = Field(default_factory=dict)

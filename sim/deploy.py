@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from forge.cost import CostModel, Deployment, Precision, hardware, model_card
 from forge.scenario import Scenario
 from forge.sections_sim import Deployed
 from forge.types import ForgeError
 from sim.engine import Instance, Shape
-from sim.iteration import LineTimes, RooflineTimes, Times
+from sim.iteration import LineTimes, RooflineTimes, SlowTimes, Times
+
+_SLOW = 1 << 22  # spawn key of the slow nodes
 
 
 def instances(scenario: Scenario) -> list[Instance]:
-    """One for each of `engine.instances`, alike. Raises ForgeError where the model does not fit."""
+    """One for each of `engine.instances`, alike but for slow nodes. Raises ForgeError where the model does not fit."""
     times, shape = _times(scenario), _shape(scenario)
-    listen = scenario.sim.signals is not None
-    return [Instance(times, shape, listen=listen) for _ in range(scenario.engine.instances)]
+    listen, slow = scenario.sim.signals is not None, slow_nodes(scenario)
+    slowed = SlowTimes(times, scenario.sim.slow_factor)
+    return [Instance(slowed if i in slow else times, shape, listen=listen) for i in range(scenario.engine.instances)]
+
+
+def slow_nodes(scenario: Scenario) -> frozenset[int]:
+    """Slow for the whole run: the same for every policy, and a larger share's include a smaller one's."""
+    count = scenario.engine.instances
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(scenario.seed, spawn_key=(_SLOW,))))
+    return frozenset(rng.permutation(count)[: math.ceil(scenario.sim.slow_nodes * count)].tolist())
 
 
 def deployment(of: Deployed) -> Deployment:

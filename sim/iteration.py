@@ -42,6 +42,25 @@ class LineTimes:
         return max(1, to_fs(self.step_s + self.row_s * (rows + len(chunks)) + self.prefill_token_s * tokens))
 
 
+@dataclass(frozen=True, slots=True)
+class SlowTimes:
+    """Iterations of `times`, each `factor` times as long: a node that runs hot, or shares what others have alone."""
+
+    times: Times
+    factor: float
+
+    @property
+    def unit(self) -> int:
+        return self.times.unit
+
+    def line(self, rows: int) -> tuple[int, int, int]:
+        a, b, gain = self.times.line(rows)
+        return round(a * self.factor), round(b * self.factor), gain
+
+    def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:
+        return round(self.times.mixed(rows, context, chunks) * self.factor)
+
+
 class RooflineTimes:
     """A deployment's iterations by the cost model. Requests spread evenly over its `dp` replicas."""
 
