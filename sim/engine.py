@@ -323,7 +323,7 @@ class Instance:
         memory.planned = decodes.done
         if self._pending is not None and self._begin_load(self._pending):
             return
-        if self.waiting and self.waiting[0].ready:
+        if self.waiting and self.waiting[0].ready and self._pending is None:
             self._admit_ready()
         span.a, span.b, self._gain = self._times.line(decodes.count)
         self._begun = 1
@@ -398,6 +398,8 @@ class Instance:
             if before is not None and before.kv < before.target:
                 break
             request = waiting[0]
+            if request.ready:
+                break  # its KV is here: it joins at the next boundary and computes nothing
             target = request.prompt + request.sampled
             hit = min(cache.match(request.path), (target - 1) // block)
             new = -(-target // block) - hit

@@ -56,6 +56,10 @@ class Fleet:
         self._planned[i] = -1
         return self.instances[i].crash(self.env.now)
 
+    def up(self, i: int, version: int) -> None:
+        """It is back from a crash, with these weights."""
+        self.instances[i].version = version
+
     def _ring(self, i: int) -> Callable[[Any], None]:
         return lambda _: self._advance(i)
 
