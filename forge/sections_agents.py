@@ -94,8 +94,9 @@ class AgentDomain(Section):
     def _room(self) -> AgentDomain:
         """An agent must have room for an answer after its first prompt and after every rewriting."""
         context, subs = self.context, self.sub_agents
-        kept = max(self.system_tokens + int(self.task_tokens.cap), context.kept_tokens) + context.summary_tokens
-        prompt = max(kept, subs.system_tokens + subs.task_tokens if subs.rate else 0)
+        first = max(self.system_tokens + int(self.task_tokens.cap), context.kept_tokens)
+        of_subs = subs.system_tokens + subs.task_tokens if subs.rate else 0
+        prompt = max(first, of_subs) + context.summary_tokens
         if prompt + context.reserve_tokens > context.limit_tokens:
             raise ValueError(
                 f"context.limit_tokens = {context.limit_tokens}: a first or rewritten prompt may have {prompt} tokens "

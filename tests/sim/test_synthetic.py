@@ -287,6 +287,7 @@ def test_crashes_end_a_member_anywhere() -> None:
             lambda: AgentDomain(context=Context(limit_tokens=20000)),
             "context.limit_tokens = 20000: a first or rewritten",
         ),
+        (lambda: domain(sub_agents=SubAgents(rate=0.1, system_tokens=7000, task_tokens=1000)), "prompt may have 8300"),
         (lambda: AgentDomain(context=Context(kept_tokens=130000)), "raise the limit or shorten the prompts"),
         (lambda: AgentDomain(failures=Failures(hang=1.0)), "exceed 1"),
         (lambda: AgentDomain.model_validate({"tool_waits": 3}), "tool_waits"),
