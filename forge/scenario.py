@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 
 from forge.policies import AnyRouter, AnyScheduler, Policies
 from forge.queue import QueueShape
-from forge.sections import DomainMix, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
+from forge.sections import DomainMix, Efficiency, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
 from forge.sections_sim import Sim
 from forge.types import ForgeError
 
@@ -37,6 +37,7 @@ class Scenario(Section):
     engine: EngineSection = EngineSection()
     train: Train = Train()
     eval: Eval = Eval()
+    efficiency: Efficiency = Efficiency()
     sim: Sim = Sim()
     live: Live = Live()
 

@@ -11,6 +11,7 @@ from forge.processing import AnyBatcher, AnyProcessor, Chain, DropZeroVariance, 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Seconds = Annotated[float, Field(ge=0)]
+Range = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
 
 class Section(BaseModel):
@@ -117,6 +118,22 @@ class Eval(Section):
     """Held-out tasks scored with greedy decoding before and after a run (0: none)."""
 
     tasks: Annotated[int, Field(ge=0)] = 0
+
+
+class Efficiency(Section):
+    """What is assumed of sample efficiency until live runs fit it: reward gained per sample, relative to fresh, mixed
+    data. Each parameter is only known to lie in its range, so J is an interval (forge.metrics.efficiency)."""
+
+    per_lag_step: Range = (0.0, 0.05)  # loss per trainer step of lag
+    per_excess: Range = (0.0, 0.5)  # loss per unit of non-stationarity above 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Efficiency:
+        for name in ("per_lag_step", "per_excess"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name} = [{low}, {high}]: a range begins with its lower end")
+        return self
 
 
 class Live(Section):

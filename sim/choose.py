@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from forge.metrics.efficiency import bounds
 from forge.metrics.intervals import Interval, mean_interval
+from forge.sections import Efficiency
 from forge.types import ForgeError
 from sim.candidates import Candidate
 from sim.measure import KEYS, Figures, intervals
@@ -27,24 +29,6 @@ class Budgets:
 
     nonstationarity: float = 1.0
     lag_items: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
-    """The model of sample efficiency until live runs fit it: reward gained per sample, relative to fresh, mixed data.
-
-    `1 / ((1 + per_lag_step * lag) * (1 + per_excess * max(0, nonstationarity - 1)))`, lag in trainer steps. Each
-    parameter is only known to lie in its range.
-    """
-
-    per_lag_step: tuple[float, float] = (0.0, 0.05)
-    per_excess: tuple[float, float] = (0.0, 0.5)
-
-    def range(self, lag_steps: float, nonstationarity: float) -> tuple[float, float]:
-        def value(a: float, b: float) -> float:
-            return 1.0 / ((1.0 + a * lag_steps) * (1.0 + b * max(0.0, nonstationarity - 1.0)))
-
-        return value(self.per_lag_step[1], self.per_excess[1]), value(self.per_lag_step[0], self.per_excess[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +93,7 @@ def _refusal(candidate: Candidate, figures: dict[str, Interval], budgets: Budget
 def _j(figures: dict[str, Interval], batch: int, efficiency: Efficiency) -> tuple[float, float] | None:
     if _missing(figures):
         return None
-    worst, best = efficiency.range(figures["lag_items_mean"].mean / batch, figures["nonstationarity"].mean)
+    worst, best = bounds(efficiency, figures["lag_items_mean"].mean / batch, figures["nonstationarity"].mean)
     speed = figures["trained_tokens_per_s"]
     return max(0.0, speed.low) * worst, speed.high * best
 

@@ -16,7 +16,7 @@ from forge.policies import Policies
 from forge.scenario import Scenario, policy_toml
 from forge.types import ForgeError
 from sim.candidates import FRACTIONS, Candidate, candidates
-from sim.choose import Budgets, Choice, Efficiency, Judged, choose, judge
+from sim.choose import Budgets, Choice, Judged, choose, judge
 from sim.measure import Figures
 from sim.sensitivity import plot
 from sim.sweep import run_all, split
@@ -31,7 +31,6 @@ class Tuned:
     judged: list[Judged]
     seeds: tuple[int, ...]
     budgets: Budgets
-    efficiency: Efficiency
 
     def why(self) -> str:
         """How the policy was chosen, in a few lines."""
@@ -66,7 +65,6 @@ def tune(
     ns: Sequence[int] | None = None,
     concurrencies: Sequence[int] | None = None,
     max_nonstationarity: float = 1.0,
-    efficiency: Efficiency | None = None,
     workers: int | None = None,
     console: Console | None = None,
 ) -> Tuned:
@@ -76,7 +74,6 @@ def tune(
     """
     if len(set(seeds)) < 2:
         raise ForgeError(f"seeds = {list(seeds)}: give at least two different ones; one has no confidence interval")
-    efficiency = efficiency or Efficiency()
     budgets = Budgets(nonstationarity=max_nonstationarity, lag_items=scenario.queue.lag_budget)
     swept = candidates(scenario, fractions, ns, concurrencies)
     runs: dict[Candidate, dict[int, Figures]] = {c: {} for c in swept}
@@ -88,9 +85,9 @@ def tune(
                 runs[candidate][seed] = values
             progress.advance(bar)
     ordered = {c: tuple(by_seed[s] for s in seeds) for c, by_seed in runs.items()}
-    judged = judge(ordered, scenario.queue.batch, budgets, efficiency)
+    judged = judge(ordered, scenario.queue.batch, budgets, scenario.efficiency)
     choice = choose(judged)
-    return Tuned(choice.chosen.candidate.of(scenario), choice, judged, tuple(seeds), budgets, efficiency)
+    return Tuned(choice.chosen.candidate.of(scenario), choice, judged, tuple(seeds), budgets)
 
 
 def write(tuned: Tuned, policy: Path) -> list[Path]:
@@ -116,10 +113,7 @@ def to_dict(tuned: Tuned) -> dict[str, Any]:
         "seeds": list(tuned.seeds),
         "objective": tuned.why(),
         "budgets": {"nonstationarity": tuned.budgets.nonstationarity, "lag_items": tuned.budgets.lag_items},
-        "sample_efficiency": {
-            "per_lag_step": list(tuned.efficiency.per_lag_step),
-            "per_excess": list(tuned.efficiency.per_excess),
-        },
+        "sample_efficiency": tuned.scenario.efficiency.model_dump(mode="json"),
         "chosen": _row(tuned.choice.chosen),
         "best_by_j": None if by_j is None else _row(by_j),
         "best_by_j_reason": "its interval lies above all others" if by_j else "intervals overlap: no winner by J",

@@ -139,7 +139,7 @@ def test_a_run_killed_at_once_still_reports(tmp_path: Path) -> None:
 def test_headline_prefers_held_out_tasks() -> None:
     summary = summarise(trace_of(scenario()), scenario())
     labels = [label for label, _ in headline(summary)]
-    assert labels == ["Training reward", "Throughput", "Idle", "Largest lag", "Non-stationarity"]
+    assert labels == ["Training reward", "Throughput", "Idle", "Largest lag", "Non-stationarity", "J"]
     label, text = headline(summary, evaluation())[0]
     assert label == "Held-out reward"
     assert re.fullmatch(r"0\.\d{3} → 0\.\d{3} \(\+0\.\d{3} \[\+0\.\d{3}, \+0\.\d{3}\]\)", text)
@@ -257,6 +257,8 @@ def test_a_comparison_is_written(tmp_path: Path) -> None:
     folders = [made(tmp_path / "runs", seed=s, kind=k) for k in ("strict_fifo", "fffo") for s in (1, 2)]
     page = read(write_comparison(folders, tmp_path / "out"))
     assert "fffo (live)" in page.text
+    assert "J (trained, times modelled efficiency)" in page.text
+    assert "no winner by J" in page.text
     assert (tmp_path / "out" / "comparison.png").is_file()
     assert (tmp_path / "out" / "comparison.json").is_file()
     with pytest.raises(ForgeError, match="at least two policies"):

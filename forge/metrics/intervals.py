@@ -72,6 +72,21 @@ def paired_interval(
     return Interval(mean=float(differences.mean()), low=float(low), high=float(high), n=n)
 
 
+def gain_interval(first: Sequence[float], last: Sequence[float]) -> Interval:
+    """Mean of `last` minus mean of `first`, as many values each, with Student's t bounds (pooled variance).
+
+    One value on each side has no spread: the bounds are infinite.
+    """
+    n = len(first)
+    before, after = math.fsum(first) / n, math.fsum(last) / n
+    gain = after - before
+    if n < 2:
+        return Interval(mean=gain, low=-math.inf, high=math.inf, n=n)
+    squares = math.fsum((v - before) ** 2 for v in first) + math.fsum((v - after) ** 2 for v in last)
+    half = t95(2 * n - 1) * math.sqrt(squares / (2 * n - 2) * 2 / n)
+    return Interval(mean=gain, low=gain - half, high=gain + half, n=n)
+
+
 def mean_interval(values: Sequence[float]) -> Interval:
     """Mean over independent runs (one at least) with Student's t bounds."""
     n = len(values)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from forge import trace as ev
-from forge.metrics import stats
+from forge.metrics import efficiency, stats
 from forge.metrics.fold import ItemRecord, RunFold
+from forge.metrics.intervals import gain_interval
 from forge.metrics.laws import LawCheck
 from forge.scenario import Scenario
 from forge.types import DeathReason, Json
@@ -24,6 +25,10 @@ ESTIMATORS = {
     "summed differences",
     "reward": "first and last: means over the first and last 10% of the steps",
     "sample_efficiency": "reward last minus first, per trajectory consumed",
+    "sample_efficiency_model": efficiency.MODEL,
+    "j_tokens": "trained_tokens_per_s x sample_efficiency_model: an interval, since the model's parameters are ranges",
+    "j_reward_per_s": "reward's mean over the last 10% of the steps less that over the first, per second; 95% by the "
+    "scatter of those steps (Student's t)",
     "throughput_tokens_per_s": "tokens prefilled, decoded and trained, over wall_s",
     "trained_tokens_per_s": "tokens of the samples consumed, as the trainer would forward them without filtering, over "
     "wall_s; what processing drops counts",
@@ -76,6 +81,7 @@ def figures(run: RunFold, laws: LawCheck, scenario: Scenario) -> Json:
     _nonstationarity(out, run, scenario.queue.n)
     _reward(out, run)
     _yield(out, run.world)
+    _intervals_of_j(out, run.world, scenario)
     out.values["estimators"] = ESTIMATORS
     more = laws.broken - len(laws.violations)
     out.values["law_violations"] = laws.violations + ([f"and {more} more"] if more else [])
@@ -235,6 +241,26 @@ def _yield(out: Figures, world: str) -> None:
         why = out.reasons["throughput_tokens_per_s"]
     both = efficiency is not None and throughput is not None
     out.put("yield_J", efficiency * throughput if both else None, why)
+
+
+def _intervals_of_j(out: Figures, world: str, scenario: Scenario) -> None:
+    """J in trained tokens under the stated model, in both worlds; J in reward where one was learnt."""
+    values = out.values
+    lag, unrest, speed = (values[key] for key in ("lag_items_mean", "nonstationarity", "trained_tokens_per_s"))
+    model, j = None, None
+    if lag is not None and unrest is not None and speed is not None:
+        low, high = efficiency.bounds(scenario.efficiency, lag / scenario.queue.batch, unrest)
+        model, j = {"low": low, "high": high}, {"low": low * speed, "high": high * speed}
+    missing = "needs lag_items_mean, nonstationarity and trained_tokens_per_s"
+    out.put("sample_efficiency_model", model, missing)
+    out.put("j_tokens", j, missing)
+    curve, window, wall = values["reward"]["curve"], values["reward"]["window_steps"], values["wall_s"]
+    gain = None
+    if world != "sim" and window and wall > 0:
+        rewards = [mean / wall for _, _, mean in curve]
+        gain = gain_interval(rewards[:window], rewards[-window:]).to_dict()
+    few = "one step at each end has no spread" if window else "no step with a reward was committed"
+    out.put("j_reward_per_s", gain, _no_learning(world, few))
 
 
 def _no_learning(world: str, otherwise: str) -> str:

@@ -25,12 +25,18 @@ from forge.types import ForgeError, Json
 
 #: whose order the simulator has to have predicted wherever measured intervals do not overlap
 ORDERED = ("throughput_tokens_per_s", "nonstationarity")
-SHOWN = (*ORDERED, "items_per_s", "lag_items_mean", "engine_idle_fraction", "trainer_idle_fraction")
+J = "j_tokens"
+DRAWN = (*ORDERED, J)
+SHOWN = (*DRAWN, "items_per_s", "lag_items_mean", "engine_idle_fraction", "trainer_idle_fraction")
+
+
+LABELS = COMPARED | {J: ("J (trained, times modelled efficiency)", "tokens/s")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Runs of one policy. `measured` and `predicted` map figures to intervals over its seeds."""
+    """Runs of one policy. `measured` and `predicted` map figures to intervals over its seeds; J's holds the model's
+    range as well."""
 
     name: str
     seeds: tuple[int, ...]
@@ -68,9 +74,10 @@ def write_comparison(folders: Sequence[RunFolder], out: Path) -> Path:
     write_json(
         out / "comparison.json", {"groups": [g.to_dict() for g in groups], "orders": [asdict(o) for o in orders]}
     )
-    columns = [(key, *COMPARED[key]) for key in SHOWN]
+    columns = [(key, *LABELS[key]) for key in SHOWN]
     path = out / "comparison.html"
-    write_text(path, render("comparison.html", groups=groups, orders=orders, columns=columns, picture=picture))
+    values = {"groups": groups, "orders": orders, "columns": columns, "picture": picture, "best": best_by_j(groups)}
+    write_text(path, render("comparison.html", **values))
     return path
 
 
@@ -95,12 +102,16 @@ def _name(scenario: Scenario, summary: Json) -> str:
 def _group(name: str, runs: list[tuple[Json, Json | None]]) -> Group:
     measured, predicted = {}, {}
     for key in SHOWN:
+        if key == J:
+            continue
         values = [v for summary, _ in runs if (v := lookup(summary, key)) is not None]
         if values:
             measured[key] = mean_interval(values)
         guesses = [p["figures"][key]["mean"] for _, p in runs if p and key in p.get("figures", {})]
         if guesses:
             predicted[key] = mean_interval(guesses)
+    if j := j_interval([summary for summary, _ in runs]):
+        measured[J] = j
     return Group(
         name=name,
         seeds=tuple(summary["seed"] for summary, _ in runs),
@@ -108,6 +119,26 @@ def _group(name: str, runs: list[tuple[Json, Json | None]]) -> Group:
         predicted=predicted,
         law_violations=sum(len(summary["law_violations"]) for summary, _ in runs),
     )
+
+
+def j_interval(summaries: Sequence[Json]) -> Interval | None:
+    """From the least J the model and the scatter over seeds allow to the most; None where a run has no J."""
+    ranges = [j for summary in summaries if (j := summary.get(J)) is not None]
+    if len(ranges) < len(summaries):
+        return None
+    low, high = (mean_interval([j[end] for j in ranges]) for end in ("low", "high"))
+    # One seed says nothing of the scatter: then the interval is the model's alone.
+    bounds = (low.low, high.high) if low.is_bounded else (low.mean, high.mean)
+    return Interval(mean=(low.mean + high.mean) / 2, low=max(0.0, bounds[0]), high=bounds[1], n=len(ranges))
+
+
+def best_by_j(groups: Sequence[Group]) -> str | None:
+    """The group whose J lies above all others'; None where intervals overlap, or one has too few seeds or no J."""
+    known = [(j, group.name) for group in groups if (j := group.measured.get(J)) is not None and j.n > 1]
+    if len(known) < len(groups):
+        return None
+    best, name = max(known, key=lambda pair: pair[0].low)
+    return None if any(other != name and j.overlaps(best) for j, other in known) else name
 
 
 def judge(key: str, a: Group, b: Group) -> Order | None:
@@ -129,15 +160,15 @@ def judge(key: str, a: Group, b: Group) -> Order | None:
 
 
 def _plot(groups: list[Group]) -> Figure:
-    """Throughput and non-stationarity per group: measured with 95% intervals, predicted beside it."""
+    """Throughput, non-stationarity and J per group: measured with 95% intervals, predicted beside it."""
     figure = Figure(figsize=(9.6, 1.4 + 0.5 * len(groups)), layout="constrained")
-    axes = figure.subplots(1, len(ORDERED), sharey=True)
-    for ax, key in zip(axes, ORDERED, strict=True):
+    axes = figure.subplots(1, len(DRAWN), sharey=True)
+    for ax, key in zip(axes, DRAWN, strict=True):
         for row, group in enumerate(groups):
             _point(ax, row - 0.1, group.measured.get(key), BLUE, "measured" if row == 0 else None)
             _point(ax, row + 0.15, group.predicted.get(key), ORANGE, "predicted" if row == 0 else None)
-        label, unit = COMPARED[key]
-        ax.set(xlabel=unit, title=label)
+        label, unit = LABELS[key]
+        ax.set(xlabel=unit, title=label.partition(" (")[0])
     axes[0].set_yticks(range(len(groups)), [g.name for g in groups])
     axes[0].invert_yaxis()
     axes[1].axvline(1.0, color="black", lw=0.8, ls=":")

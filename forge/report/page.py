@@ -97,7 +97,7 @@ def headline(summary: Json, evals: Json | None = None) -> list[tuple[str, str]]:
         first = ("Training reward", f"{reward['first']:.3f} → {reward['last']:.3f}")
     else:
         first = ("Training reward", "none")
-    bound = summary["lag_items_bound"]
+    bound, j = summary["lag_items_bound"], summary["j_tokens"]
     return [
         first,
         ("Throughput", f"{number(summary['throughput_tokens_per_s'])} tokens/s (prefilled, decoded and trained)"),
@@ -107,6 +107,7 @@ def headline(summary: Json, evals: Json | None = None) -> list[tuple[str, str]]:
         ),
         ("Largest lag", f"{number(summary['lag_items_max'])} of {'no bound' if bound is None else bound} items"),
         ("Non-stationarity", f"{number(summary['nonstationarity'])} (1 is chance)"),
+        ("J", f"{between(j['low'], j['high'])} tokens/s (trained, times modelled efficiency)" if j else number(None)),
     ]
 
 
@@ -171,6 +172,10 @@ def number(value: float | None) -> str:
     if value is None:
         return "—"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def between(low: float, high: float) -> str:
+    return f"{number(low)} to {number(high)}"
 
 
 def percent(value: float | None) -> str:

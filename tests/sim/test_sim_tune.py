@@ -11,9 +11,10 @@ from rich.console import Console
 from sim_scenarios import build, heavy_tail
 
 from forge.scenario import load
+from forge.sections import Efficiency
 from forge.types import ForgeError
 from sim.candidates import Candidate, candidates
-from sim.choose import Budgets, Choice, Efficiency, Judged, choose, judge
+from sim.choose import Budgets, Choice, Judged, choose, judge
 from sim.measure import KEYS, Figures
 from sim.predict import predict
 from sim.tune import Tuned, tune, write
@@ -145,12 +146,6 @@ def test_j_refuses_to_rank_where_intervals_overlap() -> None:
     best = choose(judged(close, far)).by_j
     assert best is not None
     assert best.candidate == FULL
-
-
-def test_efficiency_is_an_interval_that_falls_with_lag_and_unrest() -> None:
-    model = Efficiency(per_lag_step=(0.0, 0.1), per_excess=(0.0, 1.0))
-    assert model.range(0.0, 1.0) == (1.0, 1.0)
-    assert model.range(5.0, 2.0) == (pytest.approx(1 / 3), 1.0)
 
 
 def test_the_pareto_front() -> None:
