@@ -14,10 +14,11 @@ import simpy
 
 from forge.control import draw
 from forge.instances import Instances, RouterView
-from forge.policies.router import Router
+from forge.policies.router import Fetching, Router
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import to_fs, to_s
 from sim.engine import Instance
+from sim.fetch import Fabric, Fetches
 from sim.fleet import Fleet
 from sim.request import Request
 from sim.sessions import Session, Trace
@@ -71,7 +72,10 @@ class _Live:
 
 
 class Serving:
-    """One run. `rows` are in the order of completion; `on_row` gets each instead where given (a long run)."""
+    """One run. `rows` are in the order of completion; `on_row` gets each instead where given (a long run).
+
+    `fabric`: instances can fetch KV from one another, where the router asks for it (`forge.policies.router.Fetching`).
+    """
 
     def __init__(
         self,
@@ -84,11 +88,15 @@ class Serving:
         delay_s: float = 0.0,
         seed: int = 0,
         on_row: Callable[[Row], None] | None = None,
+        fabric: Fabric | None = None,
     ) -> None:
         self.env: Any = simpy.Environment()
         self.rows: list[Row] = []
         self.fleet = Fleet(self.env, instances, self)
         self._router = router
+        self._fetching: tuple[Fetching, Fetches] | None = None
+        if fabric is not None and isinstance(router, Fetching):
+            self._fetching = router, Fetches(self.env, self.fleet, fabric)
         self._views = Instances(len(instances), trace.block)
         self._signals = Signals(self.env, self.fleet, period_s, delay_s, self._on_report)
         self._sessions: Iterator[Session] = iter(trace.sessions())
@@ -178,9 +186,14 @@ class Serving:
         self._requests += 1
         request = Request(name, step.prompt, step.output, step.path, keep=step.keep)
         request.owner = live, number, now
-        self._views.routed(name, chosen, step.prompt, min(cached.get(chosen, 0), step.prompt - 1))
         self.fleet.instances[chosen].check(request)
-        self.fleet.add(chosen, request)
+        source = self._fetching[0].source(view, chosen) if self._fetching is not None else None
+        known = cached.get(chosen if source is None else source, 0)
+        self._views.routed(name, chosen, step.prompt, min(known, step.prompt - 1))
+        if self._fetching is None or source is None:
+            self.fleet.add(chosen, request)
+        else:
+            self._fetching[1].begin(source, chosen, request)
 
     def _on_report(self, report: Report) -> None:
         self._views.reported(

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from forge.instances import RouterView
 from forge.policies.scheduler import FORBID
+from forge.types import ForgeError
 
 
 class Router(Protocol):
     """Contract: returns the id of one of `view.instances`, which is never empty."""
 
     def route(self, view: RouterView) -> int: ...
+
+
+@runtime_checkable
+class Fetching(Router, Protocol):
+    """Contract, for worlds that move KV between instances: before the request begins at `instance`, which `route` just
+    chose from the same view, the prefix it lacks there is fetched from the instance `source`; None: from nowhere."""
+
+    def source(self, view: RouterView, instance: int) -> int | None: ...
 
 
 @dataclass(kw_only=True)
@@ -74,3 +83,55 @@ class CacheAware:
             elif score == best:
                 ties.append(instance)
         return ties[int(view.draw * len(ties))]
+
+
+@dataclass(kw_only=True)
+class KvCentric:
+    """Mooncake's global cache-aware scheduling (algorithm 1 of arXiv 2407.00079 and FAST '25): the instance with the
+    least T_queue + T_prefill of what is cached there, or, where the longest prefix anywhere is more than `threshold`
+    times as long as the one there, T_transfer + T_queue + T_prefill with that prefix fetched. What is fetched stays, so
+    hot prefixes spread. Equal ones: fewest in flight, then by the draw.
+
+    Seconds of a token are the deployment's: `token_s` to compute it in a prompt, `transfer_token_s` to fetch its KV.
+    `threshold` is at least 1; the publication tunes its own by hand and does not tell it. A world that moves no KV
+    (`Fetching`) makes the estimates too hopeful: there this is no choice of `policy.router`.
+    """
+
+    __pydantic_config__ = FORBID
+    kind: Literal["kv_centric"] = "kv_centric"
+    token_s: float = 1.6e-4
+    transfer_token_s: float = 3.8e-6
+    threshold: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.token_s <= 0 or self.transfer_token_s < 0:
+            raise ForgeError(
+                f"token_s, transfer_token_s = {self.token_s:g}, {self.transfer_token_s:g}: must be seconds, the first "
+                "positive"
+            )
+        if self.threshold < 1.0:
+            raise ForgeError(f"threshold = {self.threshold:g}: must be at least 1")
+
+    def route(self, view: RouterView) -> int:
+        cached = view.cached
+        most = max(cached.values(), default=0)
+        best, ties = (float("inf"), 0), [0]
+        for seen in view.instances:
+            here = cached.get(seen.instance, 0)
+            seconds = (seen.prefill_tokens + view.prompt_tokens - here) * self.token_s
+            if most > self.threshold * here:
+                seconds += (most - here) * (self.transfer_token_s - self.token_s)
+            score = seconds, seen.in_flight
+            if score < best:
+                best, ties = score, [seen.instance]
+            elif score == best:
+                ties.append(seen.instance)
+        return ties[int(view.draw * len(ties))]
+
+    def source(self, view: RouterView, instance: int) -> int | None:
+        """Of those that hold the longest prefix, one by the draw: they share the sending."""
+        most = max(view.cached.values(), default=0)
+        if most <= self.threshold * view.cached.get(instance, 0):
+            return None
+        holders = [i for i, tokens in view.cached.items() if tokens == most]
+        return holders[int(view.draw * len(holders))]
