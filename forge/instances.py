@@ -7,8 +7,9 @@ The rest instances report, a while ago: their load, and which prefixes they hold
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 from forge.prefix_index import PrefixIndex
@@ -31,8 +32,7 @@ class InstanceView(NamedTuple):
     free_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterView:
+class RouterView(NamedTuple):
     """For the router: one request to place. `instances` are the live ones, by id. `cached`: leading tokens of the
     prompt that an instance is known to hold; instances that hold none are left out."""
 
@@ -42,11 +42,12 @@ class RouterView:
     turn: int
     prompt_tokens: int
     instances: tuple[InstanceView, ...]
-    cached: dict[int, int] = field(default_factory=dict)
+    cached: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class _Instance:
+    instance: int
     in_flight: int = 0
     version: int = 0
     live: bool = True
@@ -54,16 +55,28 @@ class _Instance:
     running: int = 0
     waiting: int = 0
     free_tokens: int = 0
-    view: InstanceView | None = None  # None: has changed since it was made
+
+    def view(self) -> InstanceView:
+        return InstanceView(
+            self.instance,
+            self.in_flight,
+            self.version,
+            self.prefill_tokens,
+            self.running,
+            self.waiting,
+            self.free_tokens,
+        )
 
 
 class Instances:
     """State of all instances. `block`: tokens of the KV blocks that paths count."""
 
     def __init__(self, count: int, block: int = 1) -> None:
-        self._all = {i: _Instance() for i in range(count)}
+        self._all = {i: _Instance(i) for i in range(count)}
         self._requests: dict[str, tuple[_Instance, int]] = {}  # request -> where, prompt tokens without a first token
-        self._views: tuple[InstanceView, ...] | None = None
+        self._views = [state.view() for state in self._all.values()]  # of the live ones
+        self._places = list(range(count))  # in `_views`, by instance; -1: not live
+        self._changed: set[int] = set()  # whose view is out of date
         self.index = PrefixIndex()
         self.block = block
 
@@ -76,17 +89,20 @@ class Instances:
 
     def views(self) -> tuple[InstanceView, ...]:
         """Of the live ones, by id."""
-        if self._views is None:
-            found = []
-            for i, s in self._all.items():
-                if s.view is None:
-                    s.view = InstanceView(
-                        i, s.in_flight, s.version, s.prefill_tokens, s.running, s.waiting, s.free_tokens
-                    )
-                if s.live:
-                    found.append(s.view)
-            self._views = tuple(found)
-        return self._views
+        if self._changed:
+            for instance in self._changed:
+                if (place := self._places[instance]) >= 0:
+                    self._views[place] = self._all[instance].view()
+            self._changed.clear()
+        return tuple(self._views)
+
+    def _arrange(self) -> None:
+        """Somebody came or went."""
+        live = [state for state in self._all.values() if state.live]
+        self._views = [state.view() for state in live]
+        self._places = [-1] * len(self._all)
+        for place, state in enumerate(live):
+            self._places[state.instance] = place
 
     def cached(self, path: Path) -> dict[int, int]:
         """Leading tokens of a path by instance."""
@@ -102,14 +118,14 @@ class Instances:
         missing = prompt_tokens - cached
         state.in_flight += 1
         state.prefill_tokens += missing
-        state.view = self._views = None
+        self._changed.add(instance)
         self._requests[request] = state, missing
 
     def first_token(self, request: str) -> None:
         state, missing = self._requests[request]
         if missing:
             state.prefill_tokens -= missing
-            state.view = self._views = None
+            self._changed.add(state.instance)
             self._requests[request] = state, 0
 
     def completed(self, request: str) -> bool:
@@ -120,24 +136,25 @@ class Instances:
         state, missing = found
         state.in_flight -= 1
         state.prefill_tokens -= missing
-        state.view = self._views = None
+        self._changed.add(state.instance)
         return True
 
     def loaded(self, instance: int, version: int) -> None:
         """What it held is of other weights; nobody may count on it."""
         self._all[instance].version = version
-        self._touch(instance)
+        self._changed.add(instance)
         self.index.clear(instance)
 
     def down(self, instance: int) -> None:
         """Its requests complete as lost, before or after this."""
         self._all[instance].live = False
-        self._touch(instance)
+        self._arrange()
         self.index.clear(instance)
 
     def up(self, instance: int, version: int) -> None:
         self._all[instance].live = True
         self.loaded(instance, version)
+        self._arrange()
 
     def reported(
         self, instance: int, running: int, waiting: int, free_tokens: int, chains: Iterable[tuple[int, int]]
@@ -145,10 +162,7 @@ class Instances:
         """`chains`: those whose stored blocks changed since the last report, with the blocks they have now."""
         state = self._all[instance]
         state.running, state.waiting, state.free_tokens = running, waiting, free_tokens
-        self._touch(instance)
+        self._changed.add(instance)
         put = self.index.set
         for chain, blocks in chains:
             put(instance, chain, blocks)
-
-    def _touch(self, instance: int) -> None:
-        self._all[instance].view = self._views = None

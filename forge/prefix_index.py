@@ -6,9 +6,11 @@ system (a block each), longer runs in the simulator. An instance holds the first
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Sequence
 
-Path = Iterable[tuple[Hashable, int]]
+Path = Sequence[tuple[Hashable, int]]
+
+_NOBODY: dict[int, int] = {}
 
 
 class PrefixIndex:
@@ -35,27 +37,20 @@ class PrefixIndex:
             self.set(instance, chain, 0)
 
     def match(self, path: Path) -> dict[int, int]:
-        """Leading blocks of the path that each instance holds; those that hold none are left out."""
+        """Leading blocks of the path that each instance holds; those that hold none are left out.
+
+        An instance that holds some of a chain holds what comes before it on the path: it was computed first and is
+        evicted last. So the walk goes back from the end, and what is found first counts.
+        """
         found: dict[int, int] = {}
-        whole: list[int] | None = None  # instances that hold all so far; None: all do, of nothing
-        total = 0
-        for chain, blocks in path:
-            holders = self._holders.get(chain)
-            if holders is None or whole == []:
-                if blocks:
-                    break
-                continue
-            going_on = []
-            for instance in holders if whole is None else whole:
-                stored = holders.get(instance, 0)
-                if stored >= blocks:
-                    if total + blocks:
-                        found[instance] = total + blocks
-                    going_on.append(instance)
-                elif stored:
-                    found[instance] = total + stored
-            whole = going_on
-            total += blocks
+        end = sum([blocks for _, blocks in path])
+        for chain, blocks in reversed(path):
+            end -= blocks
+            for instance, stored in self._holders.get(chain, _NOBODY).items():
+                if instance not in found:
+                    found[instance] = end + (stored if stored < blocks else blocks)
+        if not end and 0 in found.values():  # of a chain of which the path uses nothing
+            return {instance: blocks for instance, blocks in found.items() if blocks}
         return found
 
     def __len__(self) -> int:

@@ -66,23 +66,42 @@ class CostModel:
     def iteration(self, rows: int = 0, context: int = 0, prefill: Sequence[tuple[int, int]] = ()) -> float:
         """One engine iteration: a token for each of `rows` sequences that hold `context` tokens together, and chunks
         of prefill, (new tokens, tokens before them) each."""
-        a, b = self._lines.get(rows) or self.line(rows)
-        decode = a + b * context
+        line = self._lines.get(rows)
+        if line is None:
+            line = self.line(rows)
+        decode = line[0] + line[1] * context
         if not prefill:
             return decode
-        pair_s, seen_s, window = self._attention
-        tokens, heads, attention = rows, rows + len(prefill), 0.0
+        pair_s, seen_s, window, window_s, context_s, step_s, launch, per_decode, added = self._constants
+        tokens, heads, device = rows, rows + len(prefill), rows * window_s + context * context_s
         for new, before in prefill:
             tokens += new
             pairs = new * before + new * (new + 1) / 2
-            attention += pairs * pair_s + (min(pairs, new * window) * seen_s if window else 0.0)
+            device += pairs * pair_s
+            if window:
+                device += min(pairs, new * window) * seen_s
         try:
-            device = self._tokens[tokens] + self._heads[heads]
+            device += self._tokens[tokens] + self._heads[heads]
         except (IndexError, KeyError):
-            device = self._of_tokens(tokens) + self._of_heads(heads)
-        device += attention + rows * self._window_s + b / self.decode_factor * context
-        mixed: float = self.by.step_s + (device**SHARPNESS + self._launch) ** (1.0 / SHARPNESS)
-        return decode + self.prefill_factor * (mixed - decode / self.decode_factor)
+            device += self._of_tokens(tokens) + self._of_heads(heads)
+        mixed: float = step_s + (device**SHARPNESS + launch) ** (1.0 / SHARPNESS)
+        return decode + added * (mixed - decode * per_decode)
+
+    @cached_property
+    def _constants(self) -> tuple[float, float, int, float, float, float, float, float, float]:
+        """Seconds of a (query, key) pair in prefill, over all pairs and over those inside the window; the window;
+        seconds of the windowed layers' attention for a decoding sequence, and of a token of context; of an iteration;
+        what the host needs to launch one with prefill, as the smooth maximum wants it; the two factors as they apply.
+        """
+        on, by = self.on, self.by
+        every, windowed = pair_flops(on)
+        rate = on.hardware.peak("bf16") * by.attention_flops
+        own = [every / rate, windowed / rate, work(on, 1).generation_attention / by.attention_bandwidth]
+        pair_s, seen_s, window_s = (float(one) for one in own)
+        context_s = self.line(0)[1] / self.decode_factor
+        launch = float((on.model.layers * by.launch_s) ** SHARPNESS)
+        factors = 1.0 / self.decode_factor, self.prefill_factor
+        return pair_s, seen_s, on.model.window, window_s, context_s, float(by.step_s), launch, *factors
 
     def _of_tokens(self, tokens: int) -> float:
         """Device seconds of what depends on how many tokens there are and not whose: a table, made when first asked."""
@@ -102,23 +121,6 @@ class CostModel:
             own = Work(**{name: getattr(whole, name) for name in OF_HEADS})
             self._heads[heads] = float(device_seconds(own, self.by))
         return self._heads[heads]
-
-    @cached_property
-    def _attention(self) -> tuple[float, float, int]:
-        """Seconds of a (query, key) pair in prefill: over all pairs, and over those inside the window; the window."""
-        rate = self.on.hardware.peak("bf16") * self.by.attention_flops
-        every, windowed = pair_flops(self.on)
-        return float(every / rate), float(windowed / rate), self.on.model.window
-
-    @cached_property
-    def _window_s(self) -> float:
-        """Of the windowed layers' attention, for a decoding sequence."""
-        return float(work(self.on, 1).generation_attention / self.by.attention_bandwidth)
-
-    @cached_property
-    def _launch(self) -> float:
-        """What the host needs to launch an iteration with prefill, as the smooth maximum wants it."""
-        return float((self.on.model.layers * self.by.launch_s) ** SHARPNESS)
 
     def line(self, rows: int) -> tuple[float, float]:
         """(a, b): a decode-only iteration of `rows` sequences takes `a + b * context` seconds. Kept once computed."""
