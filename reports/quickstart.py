@@ -108,7 +108,7 @@ def picture(curves: dict[int, list[list[float]]]) -> None:
     import matplotlib.pyplot as plt
 
     from forge.metrics.stats import smooth, smoothing_window
-    from forge.report.plots import STYLE
+    from forge.report.drawing import STYLE
 
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(7, 3.6))

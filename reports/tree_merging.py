@@ -117,7 +117,7 @@ def plot(curves: dict[str, list[dict[str, Any]]]) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from forge.report.plots import BLUE, ORANGE, STYLE
+    from forge.report.drawing import BLUE, ORANGE, STYLE
 
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(curves), figsize=(15, 3.8), layout="constrained", sharey=True)

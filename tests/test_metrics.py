@@ -105,6 +105,7 @@ def committed(t: float, step: int, positions: tuple[int, ...], *, tokens: int, v
         ("lag_items_mean", 1.5),
         ("lag_items_bound", 4),
         ("lag_steps_max", 1),
+        ("lag_versions", {"mean": 0.0, "max": 0.0}),  # a request of item 0 alone is known
         ("lag_steps_bound", 2),
         ("overtakes_max", 1),
         ("update_variance", 3.0),

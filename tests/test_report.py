@@ -214,6 +214,28 @@ def test_busy_shares_add_up_to_the_summary() -> None:
     assert 1 - trainer.mean() == pytest.approx(summary["trainer_idle_fraction"])
 
 
+def test_every_instance_has_its_own_busy_share() -> None:
+    usage = {"steps": (1, 1), "prefill_tokens": (1, 1), "decode_tokens": (1, 1)}
+    rows: list[ev.Event] = [ev.Submitted(t=0.0, position=0, domain="a", difficulty=0.0, members=1)]
+    rows += [ev.Usage(t=2.0, busy_s=(2.0, 0.0), **usage), ev.Usage(t=4.0, busy_s=(3.0, 2.0), **usage)]
+    # A new life counts from 0 again.
+    queue = {"states": ["running"], "committed": [], "published": 0}
+    rows += [ev.Resumed(t=4.0, life=1, queue=queue, items={}, step=0, version=0, published_step=0)]
+    rows += [ev.Usage(t=6.0, busy_s=(0.0, 1.0), **usage)]
+    shares = series.instance_shares(fold(rows), np.array([0.0, 2.0, 4.0, 6.0]))
+    assert shares.tolist() == [[1.0, 0.5, 0.0], [0.0, 1.0, 0.5]]
+
+
+def test_shares_believed_cached_by_hand() -> None:
+    rows: list[ev.Event] = [
+        ev.Routed(t=t, request=str(t), position=0, member=0, turn=0, prompt_tokens=n, instance=0, cached_tokens=c)
+        for t, n, c in ((0.5, 10, 0), (0.6, 30, 10), (2.5, 8, 8))
+    ]
+    shares = series.cached_shares(fold(rows), np.array([0.0, 1.0, 2.0, 3.0]))
+    assert shares[[0, 2]].tolist() == [0.25, 1.0]
+    assert np.isnan(shares[1])
+
+
 # --- several runs ------
 
 

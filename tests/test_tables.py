@@ -115,6 +115,7 @@ def agrees(events: list[ev.Event], requests: list[Row], items: list[Row]) -> Non
         assert (row["step"], row["lag_items"], row["dead_s"]) == (item.step, item.lag_items, item.dead_s)
         assert row["survivors"] == len(item.survivors)
         assert (row["committed_s"] is not None) == item.committed
+        assert (row["lag_versions"], row["version_first"]) == (item.lag_versions, item.version)
         assert row["lag_versions"] is None or row["lag_versions"] >= 0
         assert (row["state"] == "dead") == (item.dead_s is not None)
 

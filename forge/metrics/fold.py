@@ -14,6 +14,9 @@ from forge.types import ItemState
 
 USED = (ItemState.COMMITTED, ItemState.PUBLISHED)
 
+#: how requests end that give their tokens to no trajectory
+GIVEN_UP = ("cancelled", "lost")
+
 
 @dataclass(slots=True, kw_only=True)
 class ItemRecord:
@@ -34,6 +37,12 @@ class ItemRecord:
     committed: bool = False
     dead_s: float | None = None
     reason: str | None = None
+    version: int | None = None  # trainer step of the oldest weights that sampled a token of it
+
+    @property
+    def lag_versions(self) -> int | None:
+        """Trainer steps between those weights and the ones its step began with."""
+        return None if self.step is None or self.version is None else self.step - 1 - self.version
 
     def back_to(self, state: ItemState) -> None:
         """The pool has it in `state`; what was traced beyond that never became durable."""
@@ -41,7 +50,7 @@ class ItemRecord:
             self.taken_s = self.lag_items = self.step = None
             self.committed = False
         if state is ItemState.RUNNING:
-            self.finished_s = self.tokens = self.reward = None
+            self.finished_s = self.tokens = self.reward = self.version = None
             self.survivors = set()
         if state is not ItemState.DEAD:
             self.dead_s = self.reason = None
@@ -86,10 +95,12 @@ class RunFold:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     usage: list[tuple[float, float]] = field(default_factory=list)  # seconds, busy_s so far
+    instance_usage: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)  # the same, per instance
+    prompts: list[tuple[float, int, int]] = field(default_factory=list)  # routed at, tokens, of those believed cached
     evaluations: list[ev.Evaluated] = field(default_factory=list)
     heads: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])  # seconds, head from then on
     _head: int = 0
-    _sent: dict[str, list[float]] = field(default_factory=dict)  # request -> [routed, first token]
+    _sent: dict[str, tuple[int, float, float | None]] = field(default_factory=dict)  # position, routed, first token
     _batch: tuple[float, tuple[int, ...]] | None = None  # started, positions
     _last: list[tuple[float, int, int, int]] = field(default_factory=list)  # counters per instance at last usage
 
@@ -153,32 +164,44 @@ class RunFold:
     def _request(self, event: ev.Routed | ev.FirstToken | ev.Completed) -> None:
         match event:
             case ev.Routed():
-                self._sent[event.request] = [event.t]
+                self._sent[event.request] = (event.position, event.t, None)
+                self.prompts.append((event.t, event.prompt_tokens, event.cached_tokens))
             case ev.FirstToken():
-                if (times := self._sent.get(event.request)) and len(times) == 1:
-                    times.append(event.t)
-                    self.ttft_s.append(event.t - times[0])
+                position, routed, first = self._sent.get(event.request, (0, 0.0, event.t))
+                if first is None:
+                    self._sent[event.request] = (position, routed, event.t)
+                    self.ttft_s.append(event.t - routed)
             case ev.Completed():
-                self.sampled_tokens += event.tokens
-                times = self._sent.pop(event.request, [])
-                if len(times) == 2 and event.tokens > 1:
-                    self.tpot_s.append((event.t - times[1]) / (event.tokens - 1))
+                self._completed(event)
+
+    def _completed(self, event: ev.Completed) -> None:
+        self.sampled_tokens += event.tokens
+        position, _, first = self._sent.pop(event.request, (-1, 0.0, None))
+        if first is not None and event.tokens > 1:
+            self.tpot_s.append((event.t - first) / (event.tokens - 1))
+        item = self.items.get(position)
+        if item and event.tokens and event.finish not in GIVEN_UP:
+            oldest = event.versions[0]
+            item.version = oldest if item.version is None else min(item.version, oldest)
 
     def _usage(self, event: ev.Usage) -> None:
         now = list(zip(event.busy_s, event.steps, event.prefill_tokens, event.decode_tokens, strict=True))
         if not self.items:  # what engines did before the first item (held-out evaluation) is no work of the run
             self._last = now
         zero = (0.0, 0, 0, 0)
+        busy = list(self.instance_usage[-1][1]) if self.instance_usage else [0.0] * len(now)
         for i, counters in enumerate(now):
             last = self._last[i] if i < len(self._last) else zero
             if counters[0] < last[0]:  # the instance was restarted within the life
                 last = zero
             self.busy_s += counters[0] - last[0]
+            busy[i] += counters[0] - last[0]
             self.engine_steps += counters[1] - last[1]
             self.prefill_tokens += counters[2] - last[2]
             self.decode_tokens += counters[3] - last[3]
         self._last = now
         self.usage.append((event.t, self.busy_s))
+        self.instance_usage.append((event.t, tuple(busy)))
 
     # --- training ------
 

@@ -10,10 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from forge import trace as ev
+from forge.metrics.fold import GIVEN_UP
 from forge.types import ItemState
-
-#: how requests end that give their tokens to no trajectory
-GIVEN_UP = ("cancelled", "lost")
 
 ENDED = (ItemState.PUBLISHED, ItemState.DEAD)
 

@@ -29,6 +29,8 @@ ESTIMATORS = {
     "j_tokens": "trained_tokens_per_s x sample_efficiency_model: an interval, since the model's parameters are ranges",
     "j_reward_per_s": "reward's mean over the last 10% of the steps less that over the first, per second; 95% by the "
     "scatter of those steps (Student's t)",
+    "lag_versions": "trainer steps between the oldest weights that sampled a token of an item and those its step began "
+    "with; over items consumed",
     "throughput_tokens_per_s": "tokens prefilled, decoded and trained, over wall_s",
     "trained_tokens_per_s": "tokens of the samples consumed, as the trainer would forward them without filtering, over "
     "wall_s; what processing drops counts",
@@ -161,6 +163,9 @@ def _lag(out: Figures, run: RunFold, laws: LawCheck, scenario: Scenario) -> None
     out.put("lag_items_max", max(items, default=None), none)
     out.put("lag_items_mean", sum(items) / len(items) if items else None, none)
     out.put("lag_items_bound", shape.lag_items_bound, unbounded)
+    versions = [lag for item in consumed if (lag := item.lag_versions) is not None]
+    stale = {"mean": sum(versions) / len(versions), "max": max(versions)} if versions else None
+    out.put("lag_versions", stale, "the trace holds no request of an item that was consumed")
     out.put("lag_steps_max", max(steps, default=None), none)
     out.put("lag_steps_bound", shape.lag_steps_bound, unbounded)
     out.values["overtakes_max"] = laws.overtakes_max

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 
 from forge.metrics import summarise
 from forge.metrics.intervals import Interval, mean_interval
+from forge.report.drawing import BLUE, ORANGE, STYLE
 from forge.report.page import render, save
-from forge.report.plots import BLUE, ORANGE, STYLE
 from forge.report.prediction import COMPARED, lookup
 from forge.runs import RunFolder, write_json, write_text
 from forge.scenario import Scenario

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from forge.metrics import LawCheck, RunFold, figures
 from forge.metrics.intervals import Interval, paired_interval
-from forge.report.plots import PLOTS, STYLE, Context
+from forge.report.drawing import STYLE, Context
+from forge.report.plots import PLOTS
 from forge.report.prediction import compare
 from forge.runs import RunFolder, write_text
 from forge.types import ForgeError, Json

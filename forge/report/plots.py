@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
-
-import matplotlib as mpl
-
-mpl.use("Agg")
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
-from forge.metrics import RunFold
 from forge.metrics.stats import smooth, smoothing_window
 from forge.metrics.summary import FEATURES
 from forge.report import series
-from forge.types import Json
-
-BLUE, ORANGE, GREEN, RED, GREY, PURPLE = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#999999", "#8A5FBF"
+from forge.report.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Context, axes_of
+from forge.report.plots_serving import busy, instances, latency
 
 STATE_COLOURS = {"running": "#9CC9E8", "blocked": ORANGE, "finished": GREEN, "taken": "#D4D4D4"}
 STATE_LABELS = {
@@ -29,51 +22,11 @@ STATE_LABELS = {
     "taken": "taken, until committed",
 }
 
-STYLE = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.grid": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "figure.dpi": 110,
-    "savefig.facecolor": "white",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What every picture may use. `evals`: `evaluation.json`, or None."""
-
-    run: RunFold
-    summary: Json
-    n: int
-    window: int | None
-    instances: int
-    evals: Json | None
-
-    @property
-    def wall_s(self) -> float:
-        """Never 0, so that an axis has a length."""
-        return self.run.wall_s or 1.0
-
-
-def _figure(columns: int, height: float, **ratios: Any) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(9.6, height), layout="constrained")
-    axes = figure.subplots(1, columns, squeeze=False, gridspec_kw=ratios or None)
-    return figure, axes[0]
-
 
 def reward(context: Context) -> Figure:
     """Reward against wall time and against steps."""
     curve = np.array(context.summary["reward"]["curve"], dtype=np.float64).reshape(-1, 3)
-    figure, axes = _figure(2, 3.3)
+    figure, axes = axes_of(2, 3.3)
     held_out = _held_out(context)
     for ax, column, label in ((axes[0], 0, "seconds of the run"), (axes[1], 1, "trainer step")):
         ax.plot(curve[:, column], curve[:, 2], ".", ms=4, color=GREY, alpha=0.6, label="batch mean (sampled)")
@@ -104,7 +57,7 @@ def _held_out(context: Context) -> list[tuple[float, int, float]]:
 def queue(context: Context) -> Figure:
     """Positions against time in the middle of the run, and how many items are in each state throughout."""
     run, found = context.run, series.spans(context.run, context.window)
-    figure, (left, right) = _figure(2, 4.6, width_ratios=(1.7, 1))
+    figure, (left, right) = axes_of(2, 4.6, width_ratios=(1.7, 1))
     low, high = _middle(context)
     shown = [s for s in found if low <= s.position < high]
     for state, colour in STATE_COLOURS.items():
@@ -159,11 +112,11 @@ def _columns(points: list[tuple[float, int]]) -> tuple[list[float], list[int]]:
 
 
 def lag(context: Context) -> Figure:
-    """Lag of every item consumed, against its bound."""
+    """Lag of every item consumed, against its bound, and how old the weights were that sampled it."""
     done = [i for i in context.run.consumed() if i.lag_items is not None and i.taken_s is not None]
     lags = [i.lag_items or 0 for i in done]
     bound = context.summary["lag_items_bound"]
-    figure, (left, right) = _figure(2, 3.0, width_ratios=(2.2, 1))
+    figure, (left, right, versions) = axes_of(3, 3.0, width_ratios=(2.2, 0.9, 1.1))
     left.plot([i.taken_s for i in done], lags, ".", ms=4, color=BLUE, alpha=0.7)
     left.set(xlabel="seconds of the run, when taken", ylabel="lag (items)", title="Lag of every item")
     top = max([*lags, bound or 0], default=1)
@@ -178,67 +131,26 @@ def lag(context: Context) -> Figure:
         left.annotate(
             f"bound N + W - 2 = {bound}", (0.01, bound), (0, 3), ("axes fraction", "data"), "offset points", color=RED
         )
+    _staleness(versions, context)
     return figure
 
 
-def busy(context: Context) -> Figure:
-    """Busy share of engines and trainer over time, and the seconds of each part."""
-    run = context.run
-    figure, (left, right) = _figure(2, 3.0, width_ratios=(2.2, 1))
-    bins = max(8, min(40, len(run.steps) // 3))
-    edges = np.linspace(0.0, context.wall_s, bins + 1)
-    engine, trainer = series.busy_shares(run, context.instances, edges)
-    if run.usage:
-        left.stairs(engine, edges, color=BLUE, lw=1.6, baseline=None, label="engines")
-    left.stairs(trainer, edges, color=ORANGE, lw=1.6, baseline=None, label="trainer")
-    for t in run.resumed_s:
-        left.axvline(t, color=RED, lw=1.0, ls=":", label="resumed")
-    left.set(xlabel="seconds of the run", ylabel="busy", title="Busy shares", ylim=(0, 1.08), xlim=(0, edges[-1]))
-    left.yaxis.set_major_formatter(PercentFormatter(1.0))
-    handles, labels = left.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    left.legend(unique.values(), unique.keys(), loc="lower right", ncols=3)
-    parts = {name: seconds or 0.0 for name, seconds in context.summary["parts"].items()}
-    bars = right.barh(list(parts), list(parts.values()), color=[BLUE, ORANGE, GREEN, PURPLE], height=0.6)
-    right.bar_label(bars, [f" {seconds:.3g} s" for seconds in parts.values()], fontsize=8)
-    right.invert_yaxis()
-    right.margins(x=0.25)
-    right.set(xlabel="seconds, summed over instances", title="Time by part")
-    right.grid(visible=False, axis="y")
-    return figure
-
-
-def latency(context: Context) -> Figure:
-    """Distributions of time to first token and time per output token."""
-    figure, axes = _figure(2, 2.8)
-    named = (
-        (axes[0], context.run.ttft_s, "Time to first token"),
-        (axes[1], context.run.tpot_s, "Time per output token"),
-    )
-    for ax, values, title in named:
-        ordered = np.sort(np.maximum(values, 1e-6))
-        ax.set(xlabel="seconds", title=title, ylim=(0, 1.02))
-        ax.yaxis.set_major_formatter(PercentFormatter(1.0))
-        if not len(ordered):
-            ax.text(0.5, 0.5, "none measured", ha="center", transform=ax.transAxes, color=GREY)
-            continue
-        ax.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", color=BLUE, lw=1.6)
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(FormatStrFormatter("%g"))
-        ax.xaxis.set_minor_formatter(NullFormatter() if ordered[-1] > 8 * ordered[0] else FormatStrFormatter("%g"))
-        for share in (0.5, 0.9, 0.99):
-            at = float(np.quantile(ordered, share))
-            ax.plot([at], [share], "o", ms=4, color=RED)
-            ax.annotate(
-                f"p{round(100 * share)} {at:.3g} s", (at, share), (5, -9), textcoords="offset points", fontsize=8
-            )
-    axes[0].set_ylabel("share of requests")
-    return figure
+def _staleness(ax: Any, context: Context) -> None:
+    stale = [lag for i in context.run.consumed() if (lag := i.lag_versions) is not None]
+    ax.set(xlabel="trainer steps", ylabel="items", title="Age of the weights")
+    if not stale:
+        ax.text(0.5, 0.5, "none known", ha="center", transform=ax.transAxes, color=GREY)
+        return
+    ax.hist(stale, bins=np.arange(-0.5, max(stale) + 1.5), color=PURPLE, alpha=0.8)
+    mean = sum(stale) / len(stale)
+    ax.axvline(mean, color="black", lw=1.0, ls="--")
+    ax.annotate(f"mean {mean:.2g}", (mean, 1.0), (3, -9), ("data", "axes fraction"), "offset points", fontsize=8)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def mixture(context: Context) -> Figure:
     """Batch means of length, duration and difficulty per step: what greed does to the data's distribution."""
-    figure, axes = _figure(3, 2.6)
+    figure, axes = axes_of(3, 2.6)
     for ax, (name, of) in zip(axes, FEATURES.items(), strict=True):
         batches = [[v for i in batch if (v := of(i)) is not None] for batch in context.run.batches()]
         batches = [batch for batch in batches if batch]
@@ -267,11 +179,16 @@ PLOTS = {
     ),
     "lag.png": (
         lag,
-        "Look for dots near the red line: no item may be above it, and a band far below means N could grow.",
+        "Look for dots near the red line: no item may be above it, and a band far below means N could grow. The age of "
+        "the weights is that of the oldest token's when its item was trained on.",
     ),
     "busy.png": (
         busy,
         "Look for the lower line: whoever is idle waits for the other, so the higher one is the bottleneck.",
+    ),
+    "instances.png": (
+        instances,
+        "Look for pale stripes: an instance that is down, or that the router starves while others are full.",
     ),
     "latency.png": (
         latency,

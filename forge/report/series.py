@@ -74,6 +74,23 @@ def head_at(run: RunFold, grid: Array) -> Array:
     return heads[np.maximum(0, np.searchsorted(times, grid, side="right") - 1)]
 
 
+def instance_shares(run: RunFold, edges: Array) -> Array:
+    """Busy share of every instance [instances, edges - 1]. Counters are interpolated."""
+    times = [0.0] + [t for t, _ in run.instance_usage]
+    busy = np.array([(0.0,) * len(run.instance_usage[0][1]), *(b for _, b in run.instance_usage)])
+    shares: Array = np.array([np.diff(np.interp(edges, times, column)) for column in busy.T]) / np.diff(edges)
+    return shares
+
+
+def cached_shares(run: RunFold, edges: Array) -> Array:
+    """Of the prompt tokens sent between consecutive edges, the share believed cached; NaN: none sent."""
+    times, tokens, cached = np.array(run.prompts, dtype=np.float64).reshape(-1, 3).T
+    sent, _ = np.histogram(times, edges, weights=tokens)
+    held, _ = np.histogram(times, edges, weights=cached)
+    shares: Array = np.divide(held, sent, out=np.full(len(sent), np.nan), where=sent > 0)
+    return shares
+
+
 def busy_shares(run: RunFold, instances: int, edges: Array) -> tuple[Array, Array]:
     """Engine and trainer busy shares between consecutive edges. The engine's counters are interpolated."""
     width = np.diff(edges)
