@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forge.types import ForgeError, Json
-from sim import accuracy_replay
+from sim import accuracy_replay, aiconfigurator, staleness_fit
 from sim.accuracy import SUBSETS, Prediction, Progress, calibrate, cross_validate, summary
 from sim.accuracy_data import TABLE, Table, load
 
@@ -14,56 +14,62 @@ from sim.accuracy_data import TABLE, Table, load
 SOURCES = {
     TABLE: "ai-dynamo/aiconfigurator @095f58a (tools' silicon samples, deduplicated)",
     accuracy_replay.FOLDER: "casys-kaist/LLMServingSim @5daddb2",
-    "published/verl_fully_async.csv": "volcengine/verl @2147009, docs/advance/fully_async.md",
+    staleness_fit.TABLE: "volcengine/verl @2147009, docs/advance/fully_async.md",
 }
-NOT_BUILT = "not built yet"
-#: Figures of the contract that other parts are to fill, and the set each needs.
-PENDING = {
-    "verl_step_error_max": "published/verl_fully_async.csv",
-    "aiconfigurator_tpot_mape": TABLE,
-    "aiconfigurator_ttft_mape": TABLE,
-    "tpot_mape_aiconfigurator_rows": TABLE,
-    "ttft_mape_aiconfigurator_rows": TABLE,
-}
-
-
 #: Worst run, mean values; calibrated on every second request of the run, scored on the others.
 REPLAYED = {f"replay_{metric}_error": f"{metric}_error" for metric in ("ttft", "tpot", "e2e")}
+STALENESS = "verl_step_error_max"
+NOT_ASKED = "no --aiconfigurator PYTHON, an environment of its own with aiconfigurator==0.12.0"
 
 
-def run(data: Path | None, calibration: Path | None = None, progress: Progress | None = None) -> Json:
-    """Figures, `reasons` of those that are null, `rows` by subset, `deployments`, `excluded` rows by reason, and
-    `replays` of the real runs."""
+def run(
+    data: Path | None,
+    calibration: Path | None = None,
+    progress: Progress | None = None,
+    rival: Path | None = None,
+) -> Json:
+    """Figures, `reasons` of those that are null, `rows` by subset, `deployments`, `excluded` rows by reason, `replays`
+    of the real runs, the `staleness` table, and what AIConfigurator, run by the Python `rival`, `refused`."""
     for option, folder in (("--data", data), ("--calibration", calibration)):
         if folder is not None and not folder.is_dir():
             raise ForgeError(f"{option} {folder}: no such folder")
-    figures: dict[str, float | int | None] = dict.fromkeys([*_names(), *REPLAYED, *PENDING])
-    reasons = {name: _missing(data, needs) or NOT_BUILT for name, needs in PENDING.items()}
-    result: Json = {"rows": [], "deployments": [], "excluded": {}, "replays": []}
+    if rival is not None and not rival.is_file():
+        raise ForgeError(f"--aiconfigurator {rival}: no such file; give the Python of its environment")
+    figures: dict[str, float | int | None] = dict.fromkeys([*_names(), *REPLAYED, STALENESS, *aiconfigurator.FIGURES])
+    result: Json = {"rows": [], "deployments": [], "excluded": {}, "replays": [], "staleness": None, "refused": {}}
+    reasons: dict[str, str] = {}
     if missing := _missing(data, TABLE):
-        reasons |= dict.fromkeys(_names(), missing)
+        reasons |= dict.fromkeys([*_names(), *aiconfigurator.FIGURES], missing)
     elif data is not None:
-        table = load(data)
-        result |= _scored(table, load(calibration) if calibration is not None else None, progress)
+        result |= _scored(load(data), load(calibration) if calibration is not None else None, progress, rival)
         figures |= result.pop("figures")
         reasons |= dict.fromkeys([name for name in _names() if figures[name] is None], "no cell of this kind")
+        left = "it accepts no cell" if rival is not None else NOT_ASKED
+        reasons |= dict.fromkeys([name for name in aiconfigurator.FIGURES if figures[name] is None], left)
     if missing := _missing(data, accuracy_replay.FOLDER):
         reasons |= dict.fromkeys(REPLAYED, missing)
     elif data is not None:
         result["replays"] = [accuracy_replay.score(one) for one in accuracy_replay.load(data)]
         for name, key in REPLAYED.items():
             figures[name] = max(abs(one[key]) for one in result["replays"])
+    if missing := _missing(data, staleness_fit.TABLE):
+        reasons[STALENESS] = missing
+    elif data is not None:
+        result["staleness"] = staleness_fit.score(staleness_fit.load(data))
+        figures[STALENESS] = result["staleness"]["error_max"]
     return {"protocol": _protocol(calibration), **result, "figures": figures, "reasons": reasons}
 
 
-def _scored(table: Table, training: Table | None, progress: Progress | None) -> Json:
+def _scored(table: Table, training: Table | None, progress: Progress | None, rival: Path | None) -> Json:
     if training is None:
         scored = cross_validate(table.clean, table.saturated, progress)
     else:
         scored = calibrate(training.clean, progress).predict([*table.clean, *table.saturated])
     clean = [one for one in scored if not one.cell.saturated]
+    beside = aiconfigurator.compare(rival, clean) if rival is not None else {"figures": {}, "refused": {}}
     return {
-        "figures": _figures(clean, table),
+        "figures": _figures(clean, table) | beside["figures"],
+        "refused": beside["refused"],
         "rows": _rows(clean, [one for one in scored if one.cell.saturated]),
         "deployments": _deployments(clean),
         "excluded": dict(table.excluded),

@@ -52,6 +52,10 @@ def sim_accuracy(
     calibration: Annotated[
         Path | None, typer.Option(help="Fit on this folder alone and score on --data; without it, cross-validate.")
     ] = None,
+    aiconfigurator: Annotated[
+        Path | None,
+        typer.Option(metavar="PYTHON", help="Python of an environment with aiconfigurator==0.12.0, to score beside."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulator's cost model against measured TTFT and TPOT, on deployments it has not seen. A minute."""
@@ -59,7 +63,9 @@ def sim_accuracy(
 
     console = Console(stderr=as_json)
     with console.status("fitting") as status:
-        result = run(data, calibration, lambda done, of: status.update(f"deployment {done} of {of} left out"))
+        result = run(
+            data, calibration, lambda done, of: status.update(f"deployment {done} of {of} left out"), aiconfigurator
+        )
     if as_json:
         print_json({"bench": "sim-accuracy", "machine": machine(), **result})
         return
@@ -82,6 +88,12 @@ def show_accuracy(console: Console, result: Json) -> None:
     for one in result["replays"]:
         errors = ", ".join(f"{m.upper()} {one[f'{m}_error']:+.1%}" for m in ("ttft", "tpot", "e2e"))
         console.print(f"replay of {one['run']}, the half not calibrated on: {errors}", highlight=False)
+    for one in (result["staleness"] or {"rows": []})["rows"]:
+        kind = "fitted" if one["fitted"] else "predicted"
+        step = f"{one['predicted_step_s']:.0f} s a step, measured {one['measured_step_s']:.0f}"
+        console.print(f"verl at staleness {one['staleness']:g}, {kind}: {step} ({one['error']:+.1%})", highlight=False)
+    for reason, cells in result["refused"].items():
+        console.print(f"AIConfigurator refuses {cells:>4} cells: {reason}", highlight=False)
     for name, value in result["figures"].items():
         console.print(f"{name:<30} {_cell(value)}", highlight=False)
     for reason in dict.fromkeys(result["reasons"].values()):
