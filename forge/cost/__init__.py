@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
+from forge.cost.calibration import Calibrated, load_calibration
 from forge.cost.cards import Hardware, ModelCard, hardware, model_card
 from forge.cost.operators import (
     OF_HEADS,
@@ -32,6 +34,7 @@ from forge.cost.operators import (
 )
 
 __all__ = [
+    "Calibrated",
     "CostModel",
     "Deployment",
     "Efficiencies",
@@ -40,6 +43,7 @@ __all__ = [
     "Precision",
     "Work",
     "hardware",
+    "load_calibration",
     "model_card",
     "seconds",
     "work",
@@ -62,6 +66,12 @@ class CostModel:
     _lines: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tokens: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
     _heads: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @classmethod
+    def from_toml(cls, path: Path, on: Deployment, deployment: str = "") -> CostModel:
+        """With what `forge calibrate` wrote of `deployment`, by default the file's only one."""
+        found = load_calibration(path, deployment)
+        return cls(on, found.efficiencies, found.decode_factor, found.prefill_factor, dict(found.error))
 
     def iteration(self, rows: int = 0, context: int = 0, prefill: Sequence[tuple[int, int]] = ()) -> float:
         """One engine iteration: a token for each of `rows` sequences that hold `context` tokens together, and chunks
