@@ -132,7 +132,7 @@ class Instance:
                 span.at = now
         elif (
             span.length > 1
-            and not self._chunks
+            and (request.ready or not self._chunks)
             and len(self.waiting) == 1
             and self._pending is None
             and self._decodes.count < self._shape.seats
@@ -472,7 +472,8 @@ class Instance:
             span.ends, span.length = [at + self._times.mixed(count, context, spans)], 1
             return
         request, tokens = chunks[0]
-        k = self._full_chunks(request, tokens) if request.kv < request.target and self._shape.jump else 1
+        alone = not (self.waiting and self.waiting[0].ready)  # else it may join at the next boundary
+        k = self._full_chunks(request, tokens) if request.kv < request.target and self._shape.jump and alone else 1
         before, grown, mixed = request.kv - tokens, count * self._gain, self._times.mixed
         span.length, span.ends = k, []
         for _ in range(k):

@@ -285,3 +285,18 @@ def test_a_prompt_that_fits_nowhere_is_refused() -> None:
     with pytest.raises(ForgeError, match="more than the 10"):
         run.cluster.add(0, Request(0, 150, 30))
     assert replace(Wire(block=16, token_bytes=1), block_bytes=2).size(17) == 21
+
+
+@pytest.mark.parametrize("jump", [True, False])
+def test_kv_that_arrives_joins_beside_a_long_prompt(jump: bool) -> None:
+    """The prompt takes 50 iterations of 2 tokens; the arrival joins at the end of the one under way."""
+    instance = Instance(Plain(), Shape(block=1, capacity=300, budget=3, seats=2, jump=jump))
+    instance.add(Request("long", 100, 2), 0)
+    instance.advance(0)
+    instance.add(Request("ready", 10, 3, ready=True), 1100)
+    ends = []
+    while (due := instance.due()) is not None and not ends:
+        instance.advance(due)
+        ends += [(request.id, due) for request in instance.ended]
+    assert ends[0][0] == "ready"
+    assert ends[0][1] < 5000
