@@ -82,6 +82,8 @@ class Instance:
         self.first_tokens: list[Request] = []
         self.ended: list[Request] = []
         self.loaded: int | None = None
+        self.changes = 0  # of whatever a report says; while `quiet` it changes with nothing else
+        self.quiet = True  # no block is taken until the span ends
         self._times = times
         self._shape = shape
         self._listen = listen
@@ -126,6 +128,7 @@ class Instance:
 
     def add(self, request: Request, now: int) -> None:
         self.waiting.append(request)
+        self.changes += 1
         span = self._span
         if not span.length:
             if self._loading is None:
@@ -144,6 +147,7 @@ class Instance:
         self._change(now)
         if request.order < 0:
             self.waiting.remove(request)
+            self.changes += 1
             return True
         request.cancelled = self._cancelling = True
         return False
@@ -165,12 +169,14 @@ class Instance:
         self.waiting = deque()
         self._pending = self._loading = None
         self._cancelling = False
+        self.changes += 1
         self._clear(now)
         return lost
 
     def let_go(self, request: Request, now: int) -> None:
         """Free the KV of an ended request that holds on to it."""
         self.sync(now)
+        self.changes += 1
         self.memory.release(request, keep=False)
         if self.waiting:
             self._change(now)
@@ -178,6 +184,7 @@ class Instance:
     def insert(self, path: Path, blocks: int, now: int) -> None:
         """The path's first `blocks` arrived from elsewhere; they are kept if there is room."""
         self.sync(now)
+        self.changes += 1
         memory, cache = self.memory, self.memory.cache
         new = blocks - cache.match(path)
         if 0 < new <= memory.room() - cache.loose_on(path):
@@ -200,6 +207,7 @@ class Instance:
 
     def advance(self, now: int) -> None:
         self.first_tokens, self.ended, self.loaded = [], [], None
+        self.changes += 1
         if self._loading is not None:
             self.version = self.loaded = self._loading.version
             self._loading = None
@@ -211,7 +219,7 @@ class Instance:
 
     def sync(self, now: int) -> None:
         """Bring `cache` to what it holds at `now`; inside a span it lags behind."""
-        if self._span.length > 1:
+        if self._span.length > 1 and not self.quiet:
             self._take(self._span.begun_before(now))
 
     def free_blocks(self) -> int:
@@ -265,7 +273,7 @@ class Instance:
     def _end_span(self) -> None:
         span, decodes = self._span, self._decodes
         length = span.length
-        if length > 1:
+        if length > 1 and not self.quiet:
             self._take(length)
         self._count(length)
         if decodes.count:
@@ -317,7 +325,9 @@ class Instance:
 
     def _plan(self, now: int) -> None:
         span, decodes, memory = self._span, self._decodes, self.memory
-        span.at, span.length, self._chunks, self._begun = now, 0, [], 0
+        span.at, span.length, self._begun, self.quiet = now, 0, 0, True
+        if self._chunks:
+            self._chunks = []
         if span.ends:
             span.ends = []
         memory.planned = decodes.done
@@ -450,14 +460,17 @@ class Instance:
         decodes, gain, memory = self._decodes, self._gain, self.memory
         done, cache = decodes.done, memory.cache
         most = -(-(decodes.next_end - done) // gain)
-        limit = memory.capacity - memory.other - cache.stored + cache.loose
-        upper = decodes.bound + decodes.count * ((done + most * gain - decodes.at) // decodes.span + 1)
-        if upper <= limit or decodes.private(done + most * gain) <= limit:
+        free = memory.capacity - memory.other - cache.stored
+        end = done + most * gain
+        now = decodes.private(memory.planned)
+        held = decodes.private(end)
+        self.quiet = held == now
+        if held <= free + cache.loose:
             return most
         low = 1  # fits: the plan took its blocks
         while low + 1 < most:
             middle = (low + most) // 2
-            if decodes.private(done + middle * gain) <= limit:
+            if decodes.private(done + middle * gain) <= free + cache.loose:
                 low = middle
             else:
                 most = middle
@@ -476,6 +489,7 @@ class Instance:
         k = self._full_chunks(request, tokens) if request.kv < request.target and self._shape.jump and alone else 1
         before, grown, mixed = request.kv - tokens, count * self._gain, self._times.mixed
         span.length, span.ends = k, []
+        self.quiet = k == 1
         for _ in range(k):
             at += mixed(count, context, ((tokens, before),))
             span.ends.append(at)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.alarm import SAMPLE, Alarm
 from sim.clock import to_fs
 from sim.fleet import Fleet
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """One instance at one time. `chains`: (chain, blocks held) of those that changed since its last report."""
 
     instance: int
@@ -38,7 +36,8 @@ class Signals:
         self._period, self._delay = to_fs(period_s), to_fs(delay_s)
         self._deliver = deliver
         self._under_way: deque[tuple[int, list[Report]]] = deque()
-        self._last = [Report(i, 0, 0, -1, ()) for i in range(len(fleet.instances))]
+        self._last = [(-1, -1, -1)] * len(fleet.instances)
+        self._seen = [-1] * len(fleet.instances)  # changes of each instance when it was last looked at
         if self._period:
             self._alarm = Alarm(env, SAMPLE, lambda _: self._tick())
             self._alarm.set(0)
@@ -65,14 +64,18 @@ class Signals:
         now: int = self._env.now
         reports = []
         for i, instance in enumerate(self._fleet.instances):
+            if instance.quiet and instance.changes == self._seen[i]:
+                continue
+            self._seen[i] = instance.changes
             instance.sync(now)
             cache = instance.cache
             dirty = cache.dirty
-            chains = tuple([(chain, cache.stored_of(chain)) for chain in sorted(dirty)]) if dirty else ()
+            chains: tuple[tuple[int, int], ...] = ()
             if dirty:
+                chains = tuple([(chain, cache.stored_of(chain)) for chain in sorted(dirty)])
                 dirty.clear()
-            report = Report(i, instance.running, len(instance.waiting), instance.free_blocks(), chains)
-            if chains or report != self._last[i]:
-                reports.append(report)
-                self._last[i] = report
+            load = instance.running, len(instance.waiting), instance.free_blocks()
+            if chains or load != self._last[i]:
+                reports.append(Report(i, *load, chains))
+                self._last[i] = load
         return reports
