@@ -82,7 +82,7 @@ class Calibration:
 
     def cost_model(self, cell: Cell) -> CostModel:
         """For a simulator, with the error bars of the cell's deployment."""
-        errors = {metric: _bar(self.bars, metric, self._sibling(cell.key)) for metric in METRICS}
+        errors = {metric: bar(self.bars, metric, self._sibling(cell.key)) for metric in METRICS}
         return replace(self.fitted.cost_model(cell), error=errors)
 
     def _one(self, cell: Cell, ttft_s: float, tpot_s: float) -> Prediction:
@@ -153,11 +153,11 @@ def _kin(key: Key) -> tuple[str, str]:
 
 
 def _with_bars(one: Prediction, learnt: Bars) -> Prediction:
-    ttft, tpot = (_bar(learnt, metric, one.sibling) for metric in METRICS)
+    ttft, tpot = (bar(learnt, metric, one.sibling) for metric in METRICS)
     return replace(one, ttft_bar=ttft, tpot_bar=tpot)
 
 
-def _bar(learnt: Bars, metric: str, sibling: bool) -> float:
+def bar(learnt: Bars, metric: str, sibling: bool) -> float:
     """As a fraction; infinite where too little was left out to say."""
     return math.expm1(learnt.get((metric, sibling), math.inf))
 

@@ -29,6 +29,9 @@ FORMATS = {
     "nvfp4": ("bf16", "mxfp4"),
     "int4_wo": ("bf16", "int4"),
 }
+#: Columns that a table may leave out: an unknown version, bf16, experts split as `tp_size` says (give both of their
+#: widths or neither), one replica. A blank width is 1.
+OPTIONAL = ("backend_version", "precision", "gemm_quant_mode", "moe_quant_mode", "moe_ep_size", "attention_dp_size")
 MFU_LIMIT = 0.62
 #: Share of the KV space that all requests together may come to need before a cell counts as saturated: engines keep
 #: some for activations and graphs, each another part.
@@ -112,11 +115,18 @@ class Table:
 
 
 def load(data: Path) -> Table:
-    """Read and clean the table of a data folder. Raises ForgeError, naming file and line, for what is no such table."""
-    path = data / TABLE
+    """The table of a data folder; see `read`."""
+    return read(data / TABLE)
+
+
+def read(path: Path) -> Table:
+    """Read and clean a table, which may leave out the columns of `OPTIONAL`, and those that nothing here reads.
+
+    Raises ForgeError, naming file and line, for what is no such table.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            raw = [(f"{path}:{i}", row) for i, row in enumerate(csv.DictReader(file), 2)]
+            raw = [(f"{path}:{i}", _filled(row)) for i, row in enumerate(csv.DictReader(file), 2)]
     except OSError as error:
         raise ForgeError(f"{path}: cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
@@ -131,6 +141,10 @@ def load(data: Path) -> Table:
         else:
             cells.append(cell)
     return Table(tuple(_merge(_clean(cells, excluded), excluded)), len(raw), excluded)
+
+
+def _filled(row: dict[str, str]) -> dict[str, str]:
+    return dict.fromkeys(OPTIONAL, "") | {"moe_tp_size": row.get("tp_size", "")} | row
 
 
 class _Descriptions:

@@ -6,7 +6,7 @@ every format at once. What a call costs besides the device's work (`call_s`) and
 serving points, not from kernels run alone. Forms: that of `forge.cost.operators`, per call instead of per iteration,
 
     gemm                  call_s + roofline(2 m n k / flops, weights and activations / bandwidth)
-    moe                   call_s + roofline(2 t topk 3 h i / expert_flops, experts some token chooses / expert_bandwidth)
+    moe                   call_s + roofline(2 t topk 3 h i / expert_flops, chosen experts / expert_bandwidth)
     context_attention     call_s + 4 d heads pairs / attention_flops
     generation_attention  call_s + sequence_s batch + KV bytes / attention_bandwidth
     custom_allreduce      collective_s + 2 (g - 1) / g bytes / link

@@ -1,4 +1,4 @@
-"""Commands that need no torch: sim, tune, calibrate, replay, report, doctor."""
+"""Commands that need no torch: sim, tune, replay, report, doctor."""
 
 from __future__ import annotations
 
@@ -61,35 +61,6 @@ def tune(
     console = Console()
     console.print(tuned.why(), highlight=False)
     console.print(f"wrote {', '.join(str(p) for p in written)}", highlight=False)
-
-
-@app.command()
-def calibrate(
-    run: RunArg,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The file for the fitted \\[sim] section.")] = Path(
-        "calibration.toml"
-    ),
-    runs: Runs = RUNS,
-    as_json: AsJson = False,
-) -> None:
-    """Fit the simulator to a live run's trace."""
-    from forge.cli.finish import warn
-    from forge.metrics import summarise
-    from forge.runs import RunFolder
-    from sim.calibrate import calibrate, to_toml
-
-    folder = RunFolder.open(run, runs)
-    check_out(out)
-    events, scenario = list(folder.events()), folder.scenario()
-    warn(folder, summarise(events, scenario))
-    fitted = calibrate(events, scenario, source=folder.path.name)
-    out.write_text(to_toml(fitted), encoding="utf-8")
-    if as_json:
-        print_json({"sim": fitted.sim.model_dump(mode="json"), "quality": fitted.quality})
-        return
-    for key, value in fitted.quality.items():
-        print(f"{key:<40} {value:.4g}")
-    print(f"wrote {out}; use it with --calibration {out}")
 
 
 @app.command()
