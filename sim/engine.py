@@ -119,7 +119,8 @@ class Instance:
 
     def check(self, request: Request) -> None:
         """Raises ForgeError where the request could never run here."""
-        blocks = -(-(request.prompt + request.output) // self._shape.block)
+        over = -(-self._times.line(1)[2] // self._times.unit) - 1  # tokens that its last step may sample beyond its end
+        blocks = -(-(request.prompt + request.output + over) // self._shape.block)
         if blocks > self._shape.capacity:
             raise ForgeError(
                 f"request {request.id}: {request.prompt} + {request.output} tokens take {blocks} KV blocks, more than "
@@ -159,7 +160,7 @@ class Instance:
     def crash(self, now: int) -> list[Request]:
         """Everything is lost; returns what was under way in order of arrival, to be sent again as it was."""
         if k := self._span.complete(now):
-            self._count(k)
+            self._count(k, self._span.end_of(k))
         chunked = [request for request, _ in self._chunks]
         if self._prefilling is not None and not chunked:
             chunked = [self._prefilling]
@@ -202,7 +203,7 @@ class Instance:
         if self._loading is not None:
             return span.at + self._loading.fs
         if span.length:
-            return span.end_of(span.length)
+            return span.end
         return span.at if self.waiting or self._pending else None
 
     def advance(self, now: int) -> None:
@@ -255,15 +256,14 @@ class Instance:
         if self._span.ends:
             request, tokens = self._chunks[0]
             memory.place(request, request.kv + more * tokens)
-        elif not memory.fits(0):
+        else:
             memory.evict()
 
     # --- the end of a span ------
 
-    def _count(self, k: int) -> None:
-        """The span's first k iterations are complete."""
-        span = self._span
-        self._busy_fs += span.end_of(k) - span.at
+    def _count(self, k: int, until: int) -> None:
+        """The span's first k iterations are complete at `until`."""
+        self._busy_fs += until - self._span.at
         self._iterations += k
         self._spans += 1
         self._sampled += k * self._decodes.count * self._gain
@@ -275,7 +275,7 @@ class Instance:
         length = span.length
         if length > 1 and not self.quiet:
             self._take(length)
-        self._count(length)
+        self._count(length, span.end)
         if decodes.count:
             grown = length * self._gain
             decodes.done += grown
@@ -327,9 +327,7 @@ class Instance:
         span, decodes, memory = self._span, self._decodes, self.memory
         span.at, span.length, self._begun, self.quiet = now, 0, 0, True
         if self._chunks:
-            self._chunks = []
-        if span.ends:
-            span.ends = []
+            self._chunks, span.ends = [], []
         memory.planned = decodes.done
         if self._pending is not None and self._begin_load(self._pending):
             return
@@ -338,7 +336,7 @@ class Instance:
         span.a, span.b, self._gain = self._times.line(decodes.count)
         self._begun = 1
         memory.planned = decodes.done + self._gain
-        preempted = decodes.count > 0 and not memory.fits(0) and not memory.evict() and self._make_room()
+        preempted = decodes.count > 0 and not memory.evict() and self._make_room()
         budget = self._shape.budget - decodes.count
         if self._prefilling is not None:
             budget -= self._continue(self._prefilling, budget)
@@ -348,7 +346,7 @@ class Instance:
             self._span_of_chunks()
         elif decodes.count:
             span.context, span.grown = decodes.context, decodes.count * self._gain
-            span.length = self._decode_iterations() if self._shape.jump else 1
+            span.set(self._decode_iterations() if self._shape.jump else 1)
 
     def _begin_load(self, load: Load) -> bool:
         if load.mode == "drain" and self.running:
@@ -482,7 +480,8 @@ class Instance:
         count, context, at = decodes.count, decodes.context, span.at
         if len(chunks) > 1:
             spans = [(tokens, request.kv - tokens) for request, tokens in chunks]
-            span.ends, span.length = [at + self._times.mixed(count, context, spans)], 1
+            span.end, span.length = at + self._times.mixed(count, context, spans), 1
+            span.ends = [span.end]
             return
         request, tokens = chunks[0]
         alone = not (self.waiting and self.waiting[0].ready)  # else it may join at the next boundary
@@ -495,6 +494,7 @@ class Instance:
             span.ends.append(at)
             context += grown
             before += tokens
+        span.end = at
 
     def _full_chunks(self, request: Request, tokens: int) -> int:
         """How many chunks like this one, the present one included, the prompt takes before anything else changes."""
