@@ -13,7 +13,7 @@ Where the contract leaves room, the oracle decides thus:
   request that completes at the boundary its cancel would take effect has completed: it stores what `keep` says.
 - A plan that preempts everybody is made again at once: the head is then admitted into the empty instance.
 - A lone prefill without room (what others kept in chains of its path fills the cache) is preempted, and planned again.
-- More decodes than the budget leave a prefill a chunk of 0, not less. Chunks of 0 tokens do not reach the cost.
+- Chunks of 0 tokens, those of a prefill without room beside decodes, do not reach the cost.
 - A partly filled block is private even if the chain has it already; once full it is dropped for the chain's.
 - What is evicted for a head that is admitted into an empty instance is all that the loose chains of its path hold
   beyond the path. It counts as evicted; what vanishes with a load does not.
@@ -26,7 +26,7 @@ Where the contract leaves room, the oracle decides thus:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -191,7 +191,7 @@ class OracleInstance:
         """Blocks that hold something: those of chains once each, and the private ones."""
         return len(self.stored) + len(self.detached) + sum(len(self._private(sequence)) for sequence in self.running)
 
-    def evictable(self, but: Iterable[int] = ()) -> int:
+    def evictable(self, but: Collection[int | None] = ()) -> int:
         """Number of stored blocks that nobody owns, `but` those of some chains."""
         return sum(1 for block in self.stored.values() if not block.owners and block.chain not in but)
 
@@ -417,10 +417,11 @@ class OracleInstance:
 
         left = self.budget - len(decodes)
         chunks: list[tuple[int, int]] = []
+        assert left >= len(prefills), "each that runs had a token of the budget when it came"
         for sequence in prefills:
             slack = -sequence.kv % self.block
             room = (len(self.free_blocks) + self.evictable()) * self.block + slack
-            tokens = max(0, min(sequence.target - sequence.kv, left, room))
+            tokens = min(sequence.target - sequence.kv, left, room)
             if tokens:
                 self._chunk(sequence, tokens, chunks)
                 left -= tokens
@@ -514,15 +515,17 @@ class OracleInstance:
                 assert sequence.blocks[:shared] == [self.stored[name] for name in names[:shared]]
                 assert all(block.chain is None for block in sequence.blocks[shared:])
 
+        chains = {chain for chain, _ in self.stored}
+        holders = {chain: [s for s in self.running if self._current(s, chain)] for chain in chains}
         for (chain, index), block in self.stored.items():
             assert (block.chain, block.index) == (chain, index)
             assert index == 0 or (chain, index - 1) in self.stored, "a chain's stored blocks are its first"
-            assert block.owners == [sequence for sequence in self.running if self._current(sequence, chain)]
+            assert block.owners == holders[chain]
         for block in self.detached:
             assert block.owners
             assert all(s in self.running and s.generation < self.generation for s in block.owners)
 
-        counts = {chain: self.count(chain) for chain in {chain for chain, _ in self.stored}}
+        counts = {chain: self.count(chain) for chain in chains}
         for path in {sequence.request.path for sequence in self.sequences.values() if sequence.admitted}:
             if any(self.trimmed.get(chain, blocks) < blocks for chain, blocks in path):
                 continue  # what is stored after a chain cut for a head with a shorter path is found again once it grew

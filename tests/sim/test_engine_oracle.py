@@ -91,7 +91,7 @@ def test_a_prefill_under_way_keeps_the_next_request_out() -> None:
     assert [times(result, i) for i in range(3)] == [(20, 20), (20, 20), (30, 30)]
 
 
-def test_more_decodes_than_the_budget_leave_nothing_to_prefill() -> None:
+def test_decodes_that_use_the_budget_up_keep_others_out() -> None:
     # Budget 1: requests 0 and 1 (prompt 1, output 4 and 2) come one by one. At 10: 1 decode uses the budget up, so
     # request 1 waits for the end of request 0 at 40; first token at 50, end at 60.
     result, _ = serve(request(0, 0, 1, 4), request(1, 0, 1, 2), budget=1)
@@ -436,6 +436,14 @@ def test_cancelled_requests_are_released_after_complete_ones() -> None:
     assert result.stored == {A: 1}
 
 
+def test_a_cancel_at_the_last_iteration_changes_nothing() -> None:
+    # The iteration from 30 to 40 is the last: the request is complete at 40, where the cancel would take effect.
+    for time in (35, 40):
+        result, _ = serve(LOADED, cancels=((time, 0),))
+        assert times(result, 0) == (10, 40)
+        assert result.stored == {A: 2}
+
+
 def test_cancels_that_come_too_late_or_too_early_do_nothing() -> None:
     result, _ = serve(LOADED, request(1, 90, 5, 1), cancels=((60, 0), (60, 1), (60, 2)))
     assert times(result, 0) == (10, 40)
@@ -505,7 +513,7 @@ def workloads(
     return instance, requests, loads, cancels
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(workloads())
 def test_everything_ends(
     workload: tuple[OracleInstance, list[OracleRequest], list[Load], list[tuple[int, int]]],
