@@ -43,8 +43,10 @@ TABLES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "custom_allreduce": ("comm", ("num_gpus", "message_size"), ("backend", "allreduce_dtype")),
 }
-#: No kernel takes this long to be launched: where the quickest 5% of one all take longer, the host was measured.
+#: No kernel takes this long to be launched: where the quickest 5% of one take longer though they do little, the host
+#: was measured. Little: a device of 100 TFLOP/s and 1 TB/s would be done with most of them in half that time.
 HOST_FLOOR_S = 30e-6
+SLOW_FLOPS, SLOW_BANDWIDTH = 100e12, 1e12
 NEAR_FLOOR = 1.5  # rows of such a kernel that take less than this many floors say nothing of the device
 FLOOR, NOT_POSITIVE = "within 1.5 of the host's floor", "no positive latency"
 WINDOWED, EAGER = "windowed attention", "all-reduce outside a CUDA graph"
@@ -90,13 +92,14 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def _read(path: Path, numbers: tuple[str, ...], kinds: tuple[str, ...]) -> Rows:
+    wanted = [*numbers, *kinds, "latency"]
     try:
-        table = pq.read_table(path, columns=[*numbers, *kinds, "latency"])
+        for name in wanted:
+            if name not in pq.read_schema(path).names:
+                raise ForgeError(f"{path}: no column {name!r}; is this such an operator table?")
+        table = pq.read_table(path, columns=wanted)
     except (OSError, pa.ArrowException) as error:
         raise ForgeError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
-    for name in (*numbers, *kinds, "latency"):
-        if name not in table.column_names:
-            raise ForgeError(f"{path}: no column {name!r}; is this such an operator table?")
     try:
         columns: dict[str, Array] = {name: table.column(name).to_numpy().astype(float) for name in numbers}
         columns |= {name: table.column(name).to_numpy().astype(str) for name in kinds}
@@ -120,10 +123,13 @@ def _clean(name: str, rows: Rows) -> Rows:
 def _host(rows: Rows) -> NDArray[np.bool_]:
     """[n]: rows that measure the host, kernel by kernel and format by format."""
     host = np.zeros(len(rows.seconds), bool)
+    m, n, k = (rows.columns[name] for name in ("m", "n", "k"))
+    slow_s = 2 * m * n * k / SLOW_FLOPS + (n * k + m * k + m * n) / SLOW_BANDWIDTH
     kinds = np.char.add(rows.columns["gemm_dtype"], rows.columns["kernel_source"])
     for kind in np.unique(kinds):
         own = kinds == kind
         floor = float(np.quantile(rows.seconds[own], 0.05))
-        if floor > HOST_FLOOR_S:
+        little = np.median(slow_s[own & (rows.seconds <= floor)]) < floor / 2
+        if floor > HOST_FLOOR_S and little:
             host |= own & (rows.seconds < NEAR_FLOOR * floor)
     return host
