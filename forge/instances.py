@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import NamedTuple
 
 from forge.prefix_index import PrefixIndex
 
 #: (chain, blocks) pairs, see `forge.prefix_index`; () where nobody knows.
 Path = Sequence[tuple[int, int]]
+
+NOTHING: Mapping[int, int] = {}  # cached anywhere
 
 
 class InstanceView(NamedTuple):
@@ -42,7 +43,7 @@ class RouterView(NamedTuple):
     turn: int
     prompt_tokens: int
     instances: tuple[InstanceView, ...]
-    cached: Mapping[int, int] = MappingProxyType({})
+    cached: Mapping[int, int] = NOTHING
 
 
 @dataclass(slots=True)
@@ -106,10 +107,7 @@ class Instances:
 
     def cached(self, path: Path) -> dict[int, int]:
         """Leading tokens of a path by instance."""
-        if not path:
-            return {}
-        block = self.block
-        return {instance: blocks * block for instance, blocks in self.index.match(path).items()}
+        return self.index.match(path, self.block)
 
     # --- what happens ------
 

@@ -10,8 +10,6 @@ from collections.abc import Hashable, Sequence
 
 Path = Sequence[tuple[Hashable, int]]
 
-_NOBODY: dict[int, int] = {}
-
 
 class PrefixIndex:
     """Fed by stored and removed events, in order per instance; it believes them and nothing else."""
@@ -36,8 +34,9 @@ class PrefixIndex:
         for chain in list(self._chains.get(instance, ())):
             self.set(instance, chain, 0)
 
-    def match(self, path: Path) -> dict[int, int]:
-        """Leading blocks of the path that each instance holds; those that hold none are left out.
+    def match(self, path: Path, block: int = 1) -> dict[int, int]:
+        """Leading tokens of the path that each instance holds, at `block` tokens a block; those that hold none are
+        left out.
 
         An instance that holds some of a chain holds what comes before it on the path: it was computed first and is
         evicted last. So the walk goes back from the end, and what is found first counts.
@@ -46,11 +45,15 @@ class PrefixIndex:
         end = sum([blocks for _, blocks in path])
         for chain, blocks in reversed(path):
             end -= blocks
-            for instance, stored in self._holders.get(chain, _NOBODY).items():
+            holders = self._holders.get(chain)
+            if not holders or not (end or blocks):
+                continue
+            if min(holders.values()) >= blocks:
+                found = dict.fromkeys(holders, (end + blocks) * block) | found
+                continue
+            for instance, stored in holders.items():
                 if instance not in found:
-                    found[instance] = end + (stored if stored < blocks else blocks)
-        if not end and 0 in found.values():  # of a chain of which the path uses nothing
-            return {instance: blocks for instance, blocks in found.items() if blocks}
+                    found[instance] = (end + (stored if stored < blocks else blocks)) * block
         return found
 
     def __len__(self) -> int:

@@ -29,11 +29,18 @@ class Memory:
 
     def evict(self, wanted: int = 0) -> bool:
         """Make room for `wanted` blocks beside what is in use; False where not all of it can be evicted."""
-        short = self.other + self.cache.stored + wanted + self.decodes.private(self.planned) - self.capacity
+        decodes, cache, planned = self.decodes, self.cache, self.planned
+        short = self.other + cache.stored + wanted - self.capacity
+        if decodes.exact and decodes.at == planned:
+            short += decodes.bound
+        elif short + decodes.bound + decodes.count * ((planned - decodes.at) // decodes.span + 1) > 0:
+            short += decodes.private(planned)
+        else:
+            return True  # by an upper bound of what decodes hold
         if short > 0:
-            if short > self.cache.loose:
+            if short > cache.loose:
                 return False
-            self.cache.evict(short)
+            cache.evict(short)
         return True
 
     def room(self) -> int:
@@ -67,8 +74,7 @@ class Memory:
         self.other += private - request.private
         request.private = private
         request.kv = kv
-        if not self.fits(0):
-            self.evict()
+        self.evict()
 
     def decode(self, request: Request) -> None:
         """Its prompt is done: it grows with the others."""

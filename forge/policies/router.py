@@ -73,16 +73,15 @@ class CacheAware:
     kind: Literal["cache_aware"] = "cache_aware"
 
     def route(self, view: RouterView) -> int:
-        cached = view.cached
-        best, ties = (1 << 62, 0), [0]
-        for seen in view.instances:
-            instance, in_flight, _, prefill, _, _, _ = seen
-            score = prefill - cached.get(instance, 0), in_flight
-            if score < best:
-                best, ties = score, [instance]
-            elif score == best:
-                ties.append(instance)
-        return ties[int(view.draw * len(ties))]
+        cached, instances = view.cached, view.instances
+        missing = [seen.prefill_tokens - cached.get(seen.instance, 0) for seen in instances]
+        least = min(missing)
+        ties = [i for i, tokens in enumerate(missing) if tokens == least] if missing.count(least) > 1 else ()
+        if not ties:
+            return instances[missing.index(least)].instance
+        in_flight = min(instances[i].in_flight for i in ties)
+        equal = [instances[i].instance for i in ties if instances[i].in_flight == in_flight]
+        return equal[int(view.draw * len(equal))]
 
 
 @dataclass(kw_only=True)
