@@ -347,6 +347,8 @@ class Instance:
         elif decodes.count:
             span.context, span.grown = decodes.context, decodes.count * self._gain
             span.set(self._decode_iterations() if self._shape.jump else 1)
+        elif self._prefilling is not None:
+            self._preempt()  # alone and without room: an answer was put on a chain of its path; it begins again
 
     def _begin_load(self, load: Load) -> bool:
         if load.mode == "drain" and self.running:

@@ -10,7 +10,8 @@ from sim_scenarios import build, heavy_tail
 
 from forge import trace as ev
 from forge.scenario import Scenario
-from forge.sections import Sim, Stop, ToolWait
+from forge.sections import Stop, ToolWait
+from forge.sections_sim import Sim
 from forge.types import ForgeError
 from sim.calibrate import Calibration, calibrate, mean_wait, to_toml
 from sim.fit import fit_line, log_normal, shared_variance, usage_rows

@@ -94,3 +94,13 @@ def test_a_request_larger_than_memory_is_refused() -> None:
         instance.check(Request("r", 100, 61))
     with pytest.raises(ForgeError, match="budget = 4: must exceed seats = 4"):
         Shape(block=16, capacity=10, budget=4, seats=4)
+
+
+def test_a_lone_prompt_that_an_answer_left_no_room_begins_again() -> None:
+    """Both name chain 1 without blocks of it. The first ends and keeps 2 blocks there, which the second holds too: of 6
+    blocks none is left for its next chunk, and nobody else runs. It gives way to itself, and the 2 blocks go."""
+    jobs = (Job(0, 4, 5, ((1, 0),), keep=True), Job(0, 20, 1, ((1, 0),)))
+    for jump in (True, False):
+        told = drive(Case(4, 6, 5, 4, jobs), jump=jump)
+        assert [told.end[i][1:3] for i in range(2)] == [(5, 0), (1, 1)]  # type: ignore[index]
+        assert (told.totals[4], told.stored) == (2, {})
