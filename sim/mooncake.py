@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from math import log
 from statistics import fmean, quantiles
 
@@ -64,22 +65,38 @@ def steps(trace: Trace) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class Prefills:
-    """A trace as a prefill pool sees it: every answer is its first token. Arrivals come `speed` times as fast."""
+    """A trace as a prefill pool sees it: every answer is its first token. Arrivals come `speed` times as fast.
+
+    `spread`: sessions that start at one time come evenly until the next start. The published trace has one start in
+    three seconds. Not `cached`: nobody hits anything.
+    """
 
     trace: Trace
     speed: float = 1.0
     cached: bool = True
+    spread: bool = False
 
     @property
     def block(self) -> int:
         return self.trace.block
 
     def sessions(self) -> Iterator[Session]:
-        for session in self.trace.sessions():
+        for session in spread(self.trace.sessions()) if self.spread else self.trace.sessions():
             made = tuple(
                 replace(step, output=1, keep=False, path=step.path if self.cached else ()) for step in session.steps
             )
             yield replace(session, start_s=session.start_s / self.speed, steps=made)
+
+
+def spread(sessions: Iterator[Session]) -> Iterator[Session]:
+    """Sessions of one start come evenly until the next; the last ones in the time that the ones before had."""
+    groups = [(start, list(group)) for start, group in groupby(sessions, lambda session: session.start_s)]
+    gap_s = 0.0
+    for i, (start, group) in enumerate(groups):
+        if i + 1 < len(groups):
+            gap_s = groups[i + 1][0] - start
+        for j, session in enumerate(group):
+            yield replace(session, start_s=start + gap_s * j / len(group))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +105,8 @@ class Setup:
 
     `instances` of 8xA800, tensor parallel. `cache_tokens` of KV each. `speed`: of arrivals. `budget`: prompt tokens an
     iteration. `bandwidth`: bytes/s that an instance sends to others. `threshold`: of `kv_centric`. `slowness`: factor
-    on all iterations. `period_s`: how often instances report (0: routers see the present).
+    on all iterations. `period_s`: how often instances report (0: routers see the present). `cached`, `spread`: see
+    `Prefills`.
     """
 
     instances: int = 8
@@ -100,6 +118,7 @@ class Setup:
     slowness: float = 1.0
     period_s: float = 0.0
     cached: bool = True
+    spread: bool = False
 
     def __post_init__(self) -> None:
         for name in ("instances", "cache_tokens", "speed", "bandwidth", "slowness"):
@@ -158,7 +177,7 @@ class Outcome:
 
 def serve(trace: Trace, setup: Setup, policy: str, seed: int = 0) -> Outcome:
     """TTFT counts from arrival: queue, fetch and prefill."""
-    seen = Prefills(trace, setup.speed, setup.cached)
+    seen = Prefills(trace, setup.speed, setup.cached, setup.spread)
     pool = setup.pool(trace.block)
     world = Serving(
         seen,

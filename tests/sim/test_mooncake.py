@@ -235,6 +235,12 @@ def test_a_prefill_pool_sees_first_tokens_only() -> None:
     assert next(mooncake.Prefills(trace, cached=False).sessions()).steps[0].path == ()
 
 
+def test_a_burst_can_be_spread_until_the_next() -> None:
+    trace = sent(*((start, 20, ()) for start in (0.0, 0.0, 0.0, 3.0, 3.0)))
+    seen = mooncake.Prefills(trace, speed=2.0, spread=True).sessions()
+    assert [session.start_s for session in seen] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.25])
+
+
 def test_every_policy_runs_and_speed_is_the_inverse_of_slowness() -> None:
     trace = sent(*((0.4 * i, 3000, ((i % 3, 180),)) for i in range(30)))
     by_policy = {p: mooncake.serve(trace, mooncake.Setup(instances=2), p) for p in mooncake.POLICIES}
