@@ -26,6 +26,7 @@ from sim.flight import Flight, Source
 from sim.front import Inner
 from sim.links import Links, Wire
 from sim.request import Request
+from sim.sessions import Path
 
 Role = Literal["prefill", "decode"]
 
@@ -125,6 +126,9 @@ class Cluster:
         stranded, self._stranded = self._stranded, []
         for flight in stranded:
             self._ship(flight)
+
+    def insert(self, i: int, path: Path, blocks: int) -> None:
+        self._inner.insert(i, path, blocks)
 
     # --- what the instances tell ------
 

@@ -12,7 +12,7 @@ from typing import Any
 from forge.types import ForgeError
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import to_fs
-from sim.fleet import Fleet
+from sim.front import Front
 from sim.request import Request
 
 
@@ -32,7 +32,7 @@ class Fetches:
     """Transfers under way. A sender serves them one after another, so that a hot prefix on one instance is a queue;
     receivers do not hold each other up. `blocks`, `count`: of all that began."""
 
-    def __init__(self, env: Any, fleet: Fleet, fabric: Fabric) -> None:
+    def __init__(self, env: Any, fleet: Front, fabric: Fabric) -> None:
         self._env = env
         self._fleet = fleet
         self._block_fs, self._latency_fs = to_fs(fabric.block_s), to_fs(fabric.latency_s)

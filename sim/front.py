@@ -27,13 +27,13 @@ class Front(Protocol):
 
     def up(self, i: int, version: int) -> None: ...
 
+    def insert(self, i: int, path: Path, blocks: int) -> None: ...
+
 
 class Inner(Front, Protocol):
     """A front that a cluster can stand before: one to one with the instances it has."""
 
     def let_go(self, i: int, request: Request) -> None: ...
-
-    def insert(self, i: int, path: Path, blocks: int) -> None: ...
 
 
 #: Makes one in a SimPy environment.

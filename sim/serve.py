@@ -20,6 +20,7 @@ from sim.clock import to_fs, to_s
 from sim.engine import Instance
 from sim.fetch import Fabric, Fetches
 from sim.fleet import Fleet
+from sim.front import Build, Front
 from sim.request import Request
 from sim.sessions import Session, Trace
 from sim.signals import Report, Signals
@@ -75,6 +76,7 @@ class Serving:
     """One run. `rows` are in the order of completion; `on_row` gets each instead where given (a long run).
 
     `fabric`: instances can fetch KV from one another, where the router asks for it (`forge.policies.router.Fetching`).
+    `front`: makes what stands before the instances, by default nothing (`sim.deploy.Machines`).
     """
 
     def __init__(
@@ -89,15 +91,16 @@ class Serving:
         seed: int = 0,
         on_row: Callable[[Row], None] | None = None,
         fabric: Fabric | None = None,
+        front: Build | None = None,
     ) -> None:
         self.env: Any = simpy.Environment()
         self.rows: list[Row] = []
-        self.fleet = Fleet(self.env, instances, self)
+        self.fleet: Front = Fleet(self.env, instances, self) if front is None else front(self.env, self)
         self._router = router
         self._fetching: tuple[Fetching, Fetches] | None = None
         if fabric is not None and isinstance(router, Fetching):
             self._fetching = router, Fetches(self.env, self.fleet, fabric)
-        self._views = Instances(len(instances), trace.block)
+        self._views = Instances(len(self.fleet.instances), trace.block)
         self._signals = Signals(self.env, self.fleet, period_s, delay_s, self._on_report)
         self._sessions: Iterator[Session] = iter(trace.sessions())
         self._next: Session | None = next(self._sessions, None)

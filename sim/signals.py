@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sim.alarm import SAMPLE, Alarm
 from sim.clock import to_fs
-from sim.fleet import Fleet
+from sim.front import Front
 
 
 class Report(NamedTuple):
@@ -29,7 +29,7 @@ class Signals:
     """
 
     def __init__(
-        self, env: Any, fleet: Fleet, period_s: float, delay_s: float, deliver: Callable[[Report], None]
+        self, env: Any, fleet: Front, period_s: float, delay_s: float, deliver: Callable[[Report], None]
     ) -> None:
         self._env = env
         self._fleet = fleet
