@@ -54,7 +54,10 @@ def sim_accuracy(
     ] = None,
     aiconfigurator: Annotated[
         Path | None,
-        typer.Option(metavar="PYTHON", help="Python of an environment with aiconfigurator==0.12.0, to score beside."),
+        typer.Option(
+            metavar="PYTHON",
+            help="Python of an environment with aiconfigurator==0.12.0: scored beside, in some minutes.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from forge.cost import Deployment, Precision, hardware, model_card
 from forge.types import ForgeError
-from sim import aiconfigurator, aiconfigurator_driver
+from sim import accuracy_bench, aiconfigurator, aiconfigurator_driver
 from sim.accuracy import Prediction
 from sim.accuracy_data import Cell, Key
 from sim.aiconfigurator import Estimate
@@ -102,6 +102,14 @@ def test_a_python_without_it_is_a_clear_error(tmp_path: Path) -> None:
         aiconfigurator.estimates(Path(sys.executable), [cell()])
     with pytest.raises(ForgeError, match="cannot be run"):
         aiconfigurator.estimates(tmp_path / "none", [cell()])
+
+
+def test_the_bench_says_why_figures_are_null(tmp_path: Path) -> None:
+    result = accuracy_bench.run(tmp_path)
+    assert {*aiconfigurator.FIGURES, accuracy_bench.STALENESS} <= {k for k, v in result["figures"].items() if v is None}
+    assert "volcengine/verl" in result["reasons"][accuracy_bench.STALENESS]
+    with pytest.raises(ForgeError, match="--aiconfigurator nowhere: no such file"):
+        accuracy_bench.run(tmp_path, rival=Path("nowhere"))
 
 
 @needs_it
