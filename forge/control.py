@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from forge import trace as ev
-from forge.instances import Path
+from forge.instances import Path, RouterView
 from forge.policies import Policies
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
@@ -54,11 +54,31 @@ def commonest(reasons: Sequence[DeathReason]) -> DeathReason:
     return max(reasons, key=reasons.count) if reasons else DeathReason.TOO_FEW_SURVIVORS
 
 
+class Served(Protocol):
+    """Gets every request once, when it has left its instance: what a long run keeps instead of its events."""
+
+    def served(
+        self,
+        position: int,
+        routed_s: float,
+        first_s: float | None,
+        ended_s: float,
+        prompt_tokens: int,
+        cached_tokens: int,
+        tokens: int,
+        finish: str,
+        versions: tuple[int, int],
+    ) -> None: ...
+
+
 class Control:
     """Policies, the fold of everything that happened, and the sinks that keep it.
 
     Every event first passes the fold, which refuses illegal ones (QueueError), then each sink in order. `now` is
     always given by the world, in seconds since the run began, and never goes back.
+
+    With `requests`, requests, reports and policy calls make no events: the fold gets them directly, and `requests`
+    each request once it has ended. Sinks then see the queue, the trainer and the weights only.
     """
 
     def __init__(
@@ -71,6 +91,7 @@ class Control:
         seed: int,
         sinks: tuple[Sink, ...] = (),
         block: int = 1,
+        requests: Served | None = None,
     ) -> None:
         self.policies = policies
         self.views = Views(shape, instances, block)
@@ -80,6 +101,8 @@ class Control:
         self._calls = 0
         self._deaths: list[DeathReason] = []  # since an item finished
         self._sinks = sinks
+        self._traced = bool(sinks) and requests is None
+        self.requests = requests
 
     @property
     def queue(self) -> ItemQueue:
@@ -100,17 +123,26 @@ class Control:
     # --- decide ------
 
     def _ask(self, now: float, slot: str, method: str, args: dict[str, Any]) -> Any:
+        return self._asked(now, slot, method, args)[0]
+
+    def _asked(self, now: float, slot: str, method: str, args: dict[str, Any]) -> tuple[Any, Any]:
+        """The policy's decision, and the view it decided on."""
         self.views.now = now
         at = draw(self.seed, self.life, self._calls)
         self._calls += 1
         view = self.views.view(slot, at, args)
-        decision = getattr(self.policies.slots()[slot], method)(view)
-        if self._sinks:
+        decision = getattr(getattr(self.policies, slot), method)(view)
+        if self._traced:
             call = ev.PolicyCall(
                 t=now, slot=slot, method=method, args=args, draw=at, view=fingerprint(view), decision=decision
             )
             self.account(call)
-        return decision
+        return decision, view
+
+    @property
+    def policy_calls(self) -> int:
+        """Of this life."""
+        return self._calls
 
     # --- what a world calls ------
 
@@ -136,7 +168,7 @@ class Control:
         args: dict[str, Any] = {"trajectory": f"{position}.{member}", "turn": turn, "prompt_tokens": prompt_tokens}
         if path:
             args["path"] = path
-        chosen: int = self._ask(now, "router", "route", args)
+        chosen, view = self._asked(now, "router", "route", args)
         self.account(
             ev.Routed(
                 t=now,
@@ -146,10 +178,25 @@ class Control:
                 turn=turn,
                 prompt_tokens=prompt_tokens,
                 instance=chosen,
-                cached_tokens=min(self.views.instances.cached(path).get(chosen, 0), prompt_tokens - 1),
+                cached_tokens=min(view.cached.get(chosen, 0), prompt_tokens - 1),
             )
         )
-        return chosen
+        return int(chosen)
+
+    def route_unseen(
+        self, now: float, request: str, trajectory: str, turn: int, prompt_tokens: int, path: Path
+    ) -> tuple[int, int]:
+        """`route` without events; returns the instance, and the tokens of the prompt believed cached there."""
+        views, instances = self.views, self.views.instances
+        views.now = now
+        at = draw(self.seed, self.life, self._calls)
+        self._calls += 1
+        cached = instances.cached(path)
+        view = RouterView(now, at, trajectory, turn, prompt_tokens, instances.views(), cached)
+        chosen = self.policies.router.route(view)
+        held = min(cached.get(chosen, 0), prompt_tokens - 1)
+        instances.routed(request, chosen, prompt_tokens, held)
+        return chosen, held
 
     def take(self, now: float) -> list[int]:
         """Take whatever the scheduler picks, until it waits or the forming batch is full."""

@@ -71,6 +71,7 @@ class Views:
     version: int = 0  # newest version that every live engine serves
     published_step: int = 0
     items: dict[int, _Item] = field(default_factory=dict)
+    _waiting: dict[int, ItemView] = field(default_factory=dict)  # running or finished, in position order
     instances: Instances = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,18 +93,6 @@ class Views:
 
     def queue_view(self, draw: float) -> QueueView:
         queue = self.queue
-        waiting = []
-        for p in queue.waiting():
-            item = self.items[p]
-            waiting.append(
-                ItemView(
-                    position=p,
-                    finished=queue.states[p] is ItemState.FINISHED,
-                    domain=item.domain,
-                    submitted_s=item.submitted_s,
-                    finished_s=item.finished_s,
-                )
-            )
         return QueueView(
             now=self.now,
             draw=draw,
@@ -111,7 +100,7 @@ class Views:
             batch=self.shape.batch,
             head=queue.head,
             forming=len(queue.forming),
-            waiting=tuple(waiting),
+            waiting=tuple(self._waiting.values()),
         )
 
     def router_view(
@@ -147,14 +136,17 @@ class Views:
                 if position != event.position:
                     raise ev.TraceError(f"submitted {event.position}, the queue is at {position}")
                 self.items[position] = _Item(event.domain, event.t)
+                self._see(position)
             case ev.Finished():
                 self.queue.finish(event.position)
                 self.items[event.position].finished_s = event.t
+                self._see(event.position)
             case ev.Dead():
                 self.queue.die(event.position)
-                del self.items[event.position]
+                del self.items[event.position], self._waiting[event.position]
             case ev.Taken():
                 self.queue.take(event.position)
+                del self._waiting[event.position]
             case ev.StepStarted():
                 self.queue.start_step(partial=event.partial)
             case ev.Committed():
@@ -168,6 +160,17 @@ class Views:
                 self._resume(event)
             case _:
                 self._apply_instance(event)
+
+    def _see(self, position: int) -> None:
+        """What schedulers see of a waiting item changed; it keeps its place in the order."""
+        item = self.items[position]
+        self._waiting[position] = ItemView(
+            position=position,
+            finished=self.queue.states[position] is ItemState.FINISHED,
+            domain=item.domain,
+            submitted_s=item.submitted_s,
+            finished_s=item.finished_s,
+        )
 
     def _apply_instance(self, event: ev.Event) -> None:
         instances = self.instances
@@ -202,6 +205,9 @@ class Views:
             int(p): _Item(domain, submitted_s, finished_s)
             for p, (domain, submitted_s, finished_s) in event.items.items()
         }
+        self._waiting = {}
+        for position in self.queue.waiting():
+            self._see(position)
         self.instances = Instances(self.instances_n, self.block)
         for i in range(self.instances_n):
             self.instances.loaded(i, event.version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from forge.types import DeathReason
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import to_fs, to_s
 from sim.rollout import Call, Rollout
+from sim.sessions import Step
 from sim.train_tokens import train_tokens
 from sim.work import Group, MemberWork, Work
 
@@ -26,6 +27,7 @@ class Member:
     work: MemberWork
     missing: list[int]
     left: int
+    waiting: dict[int, list[int]] | None  # steps by one whose answer they wait for; None: each for the one before
     calls: dict[int, Call] = field(default_factory=dict)
     turns: int = 0
     tokens: int = 0
@@ -40,6 +42,16 @@ class Item:
     members: list[Member] = field(default_factory=list)
     survivors: list[MemberWork] = field(default_factory=list)
     ended: bool = False
+
+
+def _waiting(steps: Sequence[Step]) -> dict[int, list[int]] | None:
+    if all(step.after == ((i - 1,) if i else ()) for i, step in enumerate(steps)):
+        return None
+    waiting: dict[int, list[int]] = {}
+    for i, step in enumerate(steps):
+        for earlier in step.after:
+            waiting.setdefault(earlier, []).append(i)
+    return waiting
 
 
 class Core:
@@ -71,7 +83,10 @@ class Agents:
         self._control = control
         self._rollout = rollout
         self._work = work
-        self._core = Core(scenario.sim.request_cpu_s, scenario.sim.request_latency_s)
+        sim = scenario.sim
+        self._core = (
+            Core(sim.request_cpu_s, sim.request_latency_s) if sim.request_cpu_s + sim.request_latency_s else None
+        )
         self._timeout = to_fs(scenario.queue.item_timeout_s)
         self._merged = scenario.train.merge == "tree"
         self._on_end = on_end
@@ -86,7 +101,7 @@ class Agents:
         item = Item(position)
         for number, one in enumerate(work.members):
             missing = [len(step.after) for step in one.steps]
-            item.members.append(Member(item, number, one, missing, len(missing)))
+            item.members.append(Member(item, number, one, missing, len(missing), _waiting(one.steps)))
         for member in item.members:
             for number, step in enumerate(member.work.steps):
                 if not step.after:
@@ -112,6 +127,9 @@ class Agents:
         if member.item.ended:
             return
         member.tool_wait_s += waited_s
+        if self._core is None:
+            self._rollout.when_live(lambda: self._send(member, number, attempt))
+            return
         self._at(
             self._core.delay(self._env.now),
             lambda: self._rollout.when_live(lambda: self._send(member, number, attempt)),
@@ -147,11 +165,13 @@ class Agents:
             else:
                 self._member_done(member)
             return
-        for later in range(number + 1, len(steps)):
-            if number in steps[later].after:
-                member.missing[later] -= 1
-                if not member.missing[later]:
-                    self._wait(member, later, steps[later].delay_s)
+        if member.waiting is None:
+            self._wait(member, number + 1, steps[number + 1].delay_s)
+            return
+        for later in member.waiting.get(number, ()):
+            member.missing[later] -= 1
+            if not member.missing[later]:
+                self._wait(member, later, steps[later].delay_s)
 
     def _member_done(self, member: Member) -> None:
         item = member.item

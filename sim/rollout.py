@@ -12,11 +12,10 @@ from forge.control import Control
 from forge.policies.sync import SyncMode
 from forge.scenario import Scenario
 from sim.clock import to_fs, to_s
-from sim.deploy import instances
 from sim.engine import Load
-from sim.fleet import Fleet
+from sim.machines import machines
 from sim.request import Request
-from sim.sessions import Step
+from sim.sessions import Path, Step
 from sim.signals import Report, Signals
 
 _CRASHES = 1 << 21  # spawn key of the crash times
@@ -24,15 +23,20 @@ _CRASHES = 1 << 21  # spawn key of the crash times
 
 class Call:
     """A request under way. `answer` is called with it when it ends: `lost` when its instance crashed and it must be
-    sent again."""
+    sent again. `first_s`: when its first token came. `cached` of its `prompt` tokens were
+    believed to be there."""
 
-    __slots__ = ("answer", "instance", "lost", "request")
+    __slots__ = ("answer", "cached", "first_s", "instance", "lost", "position", "prompt", "request", "routed_s")
 
-    def __init__(self, request: Request, instance: int, answer: Callable[[Call], None]) -> None:
+    def __init__(self, request: Request, instance: int, answer: Callable[[Call], None], position: int) -> None:
         self.request = request
         self.instance = instance
         self.answer = answer
+        self.position = position
         self.lost = False
+        self.first_s: float | None = None
+        self.routed_s = 0.0
+        self.prompt = self.cached = 0
         request.owner = self
 
 
@@ -42,12 +46,14 @@ class Rollout:
     def __init__(self, env: Any, control: Control, scenario: Scenario, on_change: Callable[[], None]) -> None:
         self.env = env
         self._control = control
+        self._requests = control.requests
         self._sim = scenario.sim
         self._on_change = on_change
-        made = instances(scenario)
-        self._fleet = Fleet(env, made, self)
-        self._instances = made
-        self._live = [True] * len(made)
+        made = machines(scenario)
+        self._fleet = made.before(env, self)
+        self._instances = made.instances
+        self._front = made.front  # the first ones are routed to, and all that the control loop knows
+        self._live = [True] * len(made.instances)
         self._block = scenario.sim.block
         signals = scenario.sim.signals
         self._signals = None
@@ -57,14 +63,14 @@ class Rollout:
         self._back: list[Callable[[], None]] = []  # to be called when an instance comes up
         self._under_way: set[str] = set()
         if scenario.sim.instance_mtbf_s is not None:
-            for i in range(len(made)):
+            for i in range(len(made.instances)):
                 env.process(self._break_down(i, scenario.seed, scenario.sim.instance_mtbf_s))
 
     # --- requests ------
 
     def when_live(self, send: Callable[[], None]) -> None:
         """Call `send` now, or once an instance has come up where none lives."""
-        if any(self._live):
+        if any(self._live[: self._front]):
             send()
         else:
             self._back.append(send)
@@ -73,21 +79,22 @@ class Rollout:
         self, name: str, position: int, member: int, turn: int, step: Step, answer: Callable[[Call], None]
     ) -> Call:
         """Route a request and queue it at its instance."""
+        now, cached = self._now(), 0
+        path: Path = ()
         if self._signals is not None:
             self._signals.refresh()
-        chosen = self._control.route(
-            self._now(),
-            request=name,
-            position=position,
-            member=member,
-            turn=turn,
-            prompt_tokens=step.prompt,
-            path=step.path if self._signals is not None else (),
-        )
+            path = step.path
+        if self._requests is not None:
+            chosen, cached = self._control.route_unseen(now, name, f"{position}.{member}", turn, step.prompt, path)
+        else:
+            chosen = self._control.route(
+                now, request=name, position=position, member=member, turn=turn, prompt_tokens=step.prompt, path=path
+            )
         prompt = max(1, round(step.prompt * (1.0 - self._sim.cached_share))) if not step.path else step.prompt
         request = Request(name, prompt, step.output, step.path, keep=step.keep)
         self._instances[chosen].check(request)
-        call = Call(request, chosen, answer)
+        call = Call(request, chosen, answer, position)
+        call.routed_s, call.prompt, call.cached = now, step.prompt, cached
         self._under_way.add(name)
         self._fleet.add(chosen, request)
         return call
@@ -109,8 +116,10 @@ class Rollout:
             self._fleet.load(i, load)
 
     def served(self) -> int | None:
-        """The version of the slowest live instance; None while all are down."""
-        return min((self._instances[i].version for i in self._live_ids()), default=None)
+        """The version of the slowest live instance; None while all that requests are routed to are down."""
+        if not any(self._live[: self._front]):
+            return None
+        return min(self._instances[i].version for i in self._live_ids())
 
     def usage(self) -> ev.Usage:
         counters = [instance.usage(self.env.now) for instance in self._instances]
@@ -131,6 +140,11 @@ class Rollout:
         return [i for i, live in enumerate(self._live) if live]
 
     def _on_report(self, report: Report) -> None:
+        if self._requests is not None:
+            self._control.views.instances.reported(
+                report.instance, report.running, report.waiting, report.free_blocks * self._block, report.chains
+            )
+            return
         self._control.account(
             ev.Reported(
                 t=self._now(),
@@ -143,28 +157,36 @@ class Rollout:
         )
 
     def on_first_token(self, instance: int, request: Request) -> None:  # noqa: ARG002 - the listener's signature
-        self._control.account(ev.FirstToken(t=self._now(), request=request.id))
+        now = self._now()
+        request.owner.first_s = now
+        if self._requests is None:
+            self._control.account(ev.FirstToken(t=now, request=request.id))
+        else:
+            self._control.views.instances.first_token(request.id)
 
     def on_end(self, instance: int, request: Request) -> None:  # noqa: ARG002 - the listener's signature
         cancelled = request.cancelled and request.sampled < request.output
         self._end(request.owner, "cancelled" if cancelled else "stop")
 
     def on_loaded(self, instance: int, version: int) -> None:
-        self._control.account(ev.Loaded(t=self._now(), instance=instance, version=version, io_s=self._sim.load_s))
+        if instance < self._front:
+            self._control.account(ev.Loaded(t=self._now(), instance=instance, version=version, io_s=self._sim.load_s))
         self._on_change()
 
     def _end(self, call: Call, finish: str) -> None:
-        request = call.request
+        request, now, tokens = call.request, self._now(), call.request.sampled
         self._under_way.discard(request.id)
-        self._control.account(
-            ev.Completed(
-                t=self._now(),
-                request=request.id,
-                tokens=request.sampled,
-                finish=finish,
-                versions=request.versions,
+        request.owner = None  # else the two keep each other alive until the collector comes
+        if self._requests is None:
+            self._control.account(
+                ev.Completed(t=now, request=request.id, tokens=tokens, finish=finish, versions=request.versions)
             )
-        )
+        else:
+            self._control.views.instances.completed(request.id)
+            first, prompt = call.first_s, call.prompt
+            self._requests.served(
+                call.position, call.routed_s, first, now, prompt, call.cached, tokens, finish, request.versions
+            )
         call.answer(call)
 
     # --- crashes ------
@@ -185,14 +207,16 @@ class Rollout:
             request.owner.lost = True
             request.sampled = 0
             self._end(request.owner, "lost")
-        self._control.account(ev.InstanceDown(t=self._now(), instance=i, reason="crash"))
+        if i < self._front:
+            self._control.account(ev.InstanceDown(t=self._now(), instance=i, reason="crash"))
         self._on_change()
 
     def _come_up(self, i: int) -> None:
         self._live[i] = True
-        self._instances[i].version = self._target
-        self._control.account(ev.InstanceUp(t=self._now(), instance=i, version=self._target))
-        waiting, self._back = self._back, []
+        self._fleet.up(i, self._target)
+        if i < self._front:
+            self._control.account(ev.InstanceUp(t=self._now(), instance=i, version=self._target))
+        waiting, self._back = (self._back, []) if any(self._live[: self._front]) else ([], self._back)
         for send in waiting:
             send()
         self._on_change()

@@ -8,7 +8,7 @@ from typing import Any
 import simpy
 
 from forge import trace as ev
-from forge.control import Control, Sink
+from forge.control import Control, Served, Sink
 from forge.scenario import Scenario
 from sim.agents import Agents
 from sim.clock import to_fs, to_s
@@ -31,13 +31,16 @@ class Run:
     events: list[ev.Event]
 
 
-def simulate(scenario: Scenario, sinks: tuple[Sink, ...] = (), work: Work | None = None) -> Run:
+def simulate(
+    scenario: Scenario, sinks: tuple[Sink, ...] = (), work: Work | None = None, *, requests: Served | None = None
+) -> Run:
     """Run a scenario to its end. The same scenario gives the same events, to the byte.
 
     Raises ForgeError where items do nothing but die.
-    `work` saves drawing the work again where several policies meet the same.
+    `work` saves drawing the work again where several policies meet the same. With `requests` no event is kept, and
+    requests make none (`forge.control.Control`): a run of any length in little memory.
     """
-    return World(scenario, sinks, work or work_of(scenario)).run()
+    return World(scenario, sinks, work or work_of(scenario), requests).run()
 
 
 class _Recorder(Control):
@@ -47,14 +50,14 @@ class _Recorder(Control):
 
     def account(self, event: ev.Event) -> None:
         super().account(event)
-        if not isinstance(event, ev.PolicyCall):
+        if self.requests is None and not isinstance(event, ev.PolicyCall):
             self.events.append(event)
 
 
 class World:
     """Decide, act, account: whenever something happened, `_settle` lets the control loop decide what follows."""
 
-    def __init__(self, scenario: Scenario, sinks: tuple[Sink, ...], work: Work) -> None:
+    def __init__(self, scenario: Scenario, sinks: tuple[Sink, ...], work: Work, requests: Served | None) -> None:
         self._scenario = scenario
         self._env: Any = simpy.Environment()
         self._control = _Recorder(
@@ -65,6 +68,7 @@ class World:
             seed=scenario.seed,
             sinks=sinks,
             block=scenario.sim.block,
+            requests=requests,
         )
         self._control.events = []
         self._rollout = Rollout(self._env, self._control, scenario, self._on_instances)
@@ -72,7 +76,7 @@ class World:
         self._agents = Agents(self._env, self._control, self._rollout, scenario, work, self._settle)
         self._trainer = Trainer(self._env, self._control, self._rollout, self._publisher, scenario.sim, self._settle)
         self._stopping = False
-        self._end = self._env.event()
+        self._ended = False
 
     def run(self) -> Run:
         scenario, control = self._scenario, self._control
@@ -82,8 +86,9 @@ class World:
             bell = self._env.timeout(to_fs(scenario.stop.seconds))
             bell.callbacks.append(lambda _: self._settle())
         self._settle()
-        while not self._end.triggered:
-            self._env.step()
+        step = self._env.step
+        while not self._ended:
+            step()
         control.account(self._rollout.usage())
         control.account(ev.RunEnded(t=self._now(), reason="done"))
         return Run(scenario, control, control.events)
@@ -131,5 +136,5 @@ class World:
         views = self._control.views
         if self._publisher.newest < views.step:
             self._publisher.publish("in_flight")
-        elif views.published_step == views.step and not self._end.triggered:
-            self._end.succeed()
+        elif views.published_step == views.step:
+            self._ended = True

@@ -6,6 +6,7 @@ how. Several lives of a resumed run become one story: at `resumed` the durable p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -87,8 +88,8 @@ class RunFold:
     resumed_s: list[float] = field(default_factory=list)
     trainer_spans: list[tuple[float, float]] = field(default_factory=list)  # batches lost to a crash included
     load_s: float = 0.0
-    ttft_s: list[float] = field(default_factory=list)
-    tpot_s: list[float] = field(default_factory=list)
+    ttft_s: array[float] = field(default_factory=lambda: array("d"))
+    tpot_s: array[float] = field(default_factory=lambda: array("d"))
     sampled_tokens: int = 0  # of requests that left their instance
     busy_s: float = 0.0  # summed over instances and lives, as are the three below
     engine_steps: int = 0
@@ -96,7 +97,8 @@ class RunFold:
     decode_tokens: int = 0
     usage: list[tuple[float, float]] = field(default_factory=list)  # seconds, busy_s so far
     instance_usage: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)  # the same, per instance
-    prompts: list[tuple[float, int, int]] = field(default_factory=list)  # routed at, tokens, of those believed cached
+    #: three numbers a request: routed at, prompt tokens, of those believed cached
+    prompts: array[float] = field(default_factory=lambda: array("d"))
     evaluations: list[ev.Evaluated] = field(default_factory=list)
     heads: list[tuple[float, int]] = field(default_factory=lambda: [(0.0, 0)])  # seconds, head from then on
     _head: int = 0
@@ -165,7 +167,7 @@ class RunFold:
         match event:
             case ev.Routed():
                 self._sent[event.request] = (event.position, event.t, None)
-                self.prompts.append((event.t, event.prompt_tokens, event.cached_tokens))
+                self.prompts.extend((event.t, event.prompt_tokens, event.cached_tokens))
             case ev.FirstToken():
                 position, routed, first = self._sent.get(event.request, (0, 0.0, event.t))
                 if first is None:
@@ -175,14 +177,35 @@ class RunFold:
                 self._completed(event)
 
     def _completed(self, event: ev.Completed) -> None:
-        self.sampled_tokens += event.tokens
         position, _, first = self._sent.pop(event.request, (-1, 0.0, None))
-        if first is not None and event.tokens > 1:
-            self.tpot_s.append((event.t - first) / (event.tokens - 1))
+        self._left(position, first, event.t, event.tokens, event.finish, event.versions[0])
+
+    def _left(self, position: int, first: float | None, ended: float, tokens: int, finish: str, oldest: int) -> None:
+        """A request left its instance; `oldest`: version of the weights that sampled its first token."""
+        self.sampled_tokens += tokens
+        if first is not None and tokens > 1:
+            self.tpot_s.append((ended - first) / (tokens - 1))
         item = self.items.get(position)
-        if item and event.tokens and event.finish not in GIVEN_UP:
-            oldest = event.versions[0]
-            item.version = oldest if item.version is None else min(item.version, oldest)
+        if item and tokens and finish not in GIVEN_UP and (item.version is None or oldest < item.version):
+            item.version = oldest
+
+    def served(
+        self,
+        position: int,
+        routed_s: float,
+        first_s: float | None,
+        ended_s: float,
+        prompt_tokens: int,
+        cached_tokens: int,
+        tokens: int,
+        finish: str,
+        versions: tuple[int, int],
+    ) -> None:
+        """A request that made no events (`forge.control.Served`)."""
+        self.prompts.extend((routed_s, prompt_tokens, cached_tokens))
+        if first_s is not None:
+            self.ttft_s.append(first_s - routed_s)
+        self._left(position, first_s, ended_s, tokens, finish, versions[0])
 
     def _usage(self, event: ev.Usage) -> None:
         now = list(zip(event.busy_s, event.steps, event.prefill_tokens, event.decode_tokens, strict=True))

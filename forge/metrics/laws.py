@@ -29,6 +29,7 @@ class LawCheck:
     _waiting: dict[int, None] = field(default_factory=dict)  # running or finished, ascending
     _served: list[tuple[int, int | None]] = field(default_factory=list)  # items, steps in weights at submission
     _overtaken: dict[int, set[int]] = field(default_factory=dict)
+    _running: int = 0
     _taken: int = 0
     _dead: int = 0
     _forming: list[int] = field(default_factory=list)
@@ -88,7 +89,8 @@ class LawCheck:
             self._served.append((self._published, self._published_step))
             self._state.append("running")
             self._waiting[len(self._state) - 1] = None
-        running = sum(self._state[p] == "running" for p in self._waiting)
+            self._running += 1
+        running = self._running
         self._require(running <= self.concurrency, f"{running} items run at once, concurrency is {self.concurrency}")
 
     def _become(self, position: int, state: str, *before: str) -> bool:
@@ -96,6 +98,7 @@ class LawCheck:
         was = self._state[position] if known else "never submitted"
         self._require(was in before, f"item {position} became {state}, but it is {was}")
         if known:
+            self._running -= was == "running"
             self._state[position] = state
         return was in before
 
@@ -103,6 +106,7 @@ class LawCheck:
         if self._become(position, "dead", "running", "finished"):
             self._dead += 1
             self._waiting.pop(position, None)
+            self._overtaken.pop(position, None)
 
     def _take(self, event: ev.Taken) -> None:
         position, window, head = event.position, self.shape.window, self._head
@@ -146,6 +150,7 @@ class LawCheck:
             self._require(positions == self._batch, f"committed {positions}, in training were {self._batch}")
             for position in positions:
                 self._become(position, "committed", "taken")
+                self._overtaken.pop(position, None)
             self._step, self._batch = event.step, []
             self._committed += len(positions)
             return
@@ -194,7 +199,7 @@ class LawCheck:
         self._served = known + [(int(items), None) for items in event.queue["served"][len(known) :]]
         self._state = states
         self._waiting = {p: None for p, s in enumerate(states) if s in ("running", "finished")}
-        self._dead = states.count("dead")
+        self._running, self._dead = states.count("running"), states.count("dead")
         self._committed = self._taken = states.count("committed")
         self._require("taken" not in states, "resumed with items taken but not committed")
         self._forming, self._batch = [], []

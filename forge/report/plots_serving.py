@@ -40,7 +40,7 @@ def busy(context: Context) -> Figure:
 def instances(context: Context) -> Figure:
     """Busy share of every instance over time, and how much of the prompts its KV cache was believed to hold."""
     run = context.run
-    has_cache = any(cached for _, _, cached in run.prompts)
+    has_cache = any(run.prompts[2::3])
     count = len(run.instance_usage[0][1]) if run.instance_usage else 0
     figure, axes = axes_of(2 if has_cache else 1, min(4.6, 1.5 + 0.25 * max(1, count)))
     edges = np.linspace(0.0, context.wall_s, max(8, min(120, len(run.instance_usage) // 2)) + 1)

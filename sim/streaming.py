@@ -1,0 +1,78 @@
+"""Long runs: figures folded while the simulation goes on, no event kept. A million samples fit in a few GB."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forge import trace as ev
+from forge.control import Sink
+from forge.metrics import LawCheck, RunFold, figures
+from forge.scenario import Scenario
+from forge.types import Json
+from sim.work import Work
+from sim.world import simulate
+
+#: young objects before the collector looks: little of a simulation is garbage that only it can find
+_YOUNG = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is: items submitted of those it ends with (None: it ends by something else), calls answered, the
+    simulated clock, and calls/s of wall time so far."""
+
+    items: int
+    of: int | None
+    calls: int
+    clock_s: float
+    calls_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A finished run: what the report needs. `cpu_s` of this process, `calls` that left their instance."""
+
+    scenario: Scenario
+    run: RunFold
+    laws: LawCheck
+    calls: int
+    cpu_s: float
+
+    def summary(self) -> Json:
+        return figures(self.run, self.laws, self.scenario)
+
+
+def stream(
+    scenario: Scenario,
+    work: Work | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    sinks: tuple[Sink, ...] = (),
+) -> Streamed:
+    """`simulate`, with the summary that folding its events would give. `progress` is told at every item's end."""
+    run = RunFold()
+    laws = LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
+    watch = () if progress is None else (_Watch(scenario, run, progress),)
+    before, cpu = gc.get_threshold(), time.process_time()
+    gc.set_threshold(_YOUNG, *before[1:])
+    try:
+        simulate(scenario, (run.apply, laws.apply, *watch, *sinks), work, requests=run)
+    finally:
+        gc.set_threshold(*before)
+    return Streamed(scenario, run, laws, len(run.prompts) // 3, time.process_time() - cpu)
+
+
+class _Watch:
+    def __init__(self, scenario: Scenario, run: RunFold, tell: Callable[[Progress], None]) -> None:
+        self._of = scenario.stop.items
+        self._run = run
+        self._tell = tell
+        self._began = time.monotonic()
+
+    def __call__(self, event: ev.Event) -> None:
+        if isinstance(event, ev.Finished | ev.Dead):
+            calls = len(self._run.prompts) // 3
+            rate = calls / max(1e-9, time.monotonic() - self._began)
+            self._tell(Progress(len(self._run.items), self._of, calls, event.t, rate))
