@@ -132,5 +132,5 @@ class KvCentric:
         most = max(view.cached.values(), default=0)
         if most <= self.threshold * view.cached.get(instance, 0):
             return None
-        holders = [i for i, tokens in view.cached.items() if tokens == most]
+        holders = sorted(i for i, tokens in view.cached.items() if tokens == most)
         return holders[int(view.draw * len(holders))]

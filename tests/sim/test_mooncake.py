@@ -154,6 +154,8 @@ def test_with_nothing_cached_it_is_cache_aware(queued: list[int], draw: float) -
 def test_holders_share_the_sending_and_equals_the_load() -> None:
     seen = [view(100, {0: 80, 1: 80}, (9, 9, 0, 0), draw=k / 4) for k in range(4)]
     assert [KvCentric().source(one, 2) for one in seen] == [0, 0, 1, 1]
+    other_order = [view(100, {1: 80, 0: 80}, (9, 9, 0, 0), draw=k / 4) for k in range(4)]
+    assert [KvCentric().source(one, 2) for one in other_order] == [0, 0, 1, 1]
     level = [view(100, {}, (0, 0, 0, 0), draw=k / 4) for k in range(4)]
     assert [KvCentric().route(one) for one in level] == [0, 1, 2, 3]
     assert KvCentric().route(view(100, {}, (0, 0), in_flight=(1, 0))) == 1
