@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from forge.sections import Positive, Seconds, Section
 from forge.sections_agents import AgentDomain
+from forge.sections_rollout import Prefill, Speculation, TierSizes
 
 
 class Deployed(Section):
@@ -28,6 +29,7 @@ class Deployed(Section):
     budget: Positive = 8192
     kv_tokens: Positive | None = None
     calibration: str | None = None  # a file written by `forge calibrate --points` or `--table`
+    prefill: Prefill | None = None  # prompts on instances of their own
 
 
 class SignalTimes(Section):
@@ -82,6 +84,9 @@ class Sim(Section):
     block: Positive = 16
     #: real accelerators instead of step_s, row_s, prefill_token_s and cached_share
     deployment: Deployed | None = None
+    #: both only with `deployment`, which says what a token's KV takes; None: neither
+    tiers: TierSizes | None = None
+    speculation: Speculation | None = None
     #: None: routers see in-flight counts only
     signals: SignalTimes | None = None
     instance_mtbf_s: Annotated[float, Field(gt=0)] | None = None
@@ -93,3 +98,10 @@ class Sim(Section):
     #: synthetic agents instead of `domains`: for every domain of the mix or for none
     agents: dict[str, AgentDomain] = Field(default_factory=dict)
     calibrated_from: str | None = None
+
+    @model_validator(mode="after")
+    def _deployed(self) -> Sim:
+        for key in ("tiers", "speculation"):
+            if getattr(self, key) is not None and self.deployment is None:
+                raise ValueError(f"{key}: needs sim.deployment, which says what tokens cost; add it or leave {key} out")
+        return self

@@ -8,20 +8,39 @@ import numpy as np
 
 from forge.cost import CostModel, Deployment, Precision, hardware, model_card
 from forge.scenario import Scenario
-from forge.sections_sim import Deployed
+from forge.sections_rollout import Speculation
+from forge.sections_sim import Deployed, Sim
 from forge.types import ForgeError
-from sim.engine import Instance, Shape
+from sim.engine import Shape
 from sim.iteration import LineTimes, RooflineTimes, SlowTimes, Times
+from sim.speculation import Head, SpeculativeTimes
 
 _SLOW = 1 << 22  # spawn key of the slow nodes
 
 
-def instances(scenario: Scenario) -> list[Instance]:
+#: How long an instance's iterations take, and how large it is.
+Plan = tuple[Times, Shape]
+
+
+def plans(scenario: Scenario) -> list[Plan]:
     """One for each of `engine.instances`, alike but for slow nodes. Raises ForgeError where the model does not fit."""
-    times, shape = _times(scenario), _shape(scenario)
-    listen, slow = scenario.sim.signals is not None, slow_nodes(scenario)
-    slowed = SlowTimes(times, scenario.sim.slow_factor)
-    return [Instance(slowed if i in slow else times, shape, listen=listen) for i in range(scenario.engine.instances)]
+    times, shape = _times(scenario.sim.deployment, scenario.sim), _shape(scenario, scenario.sim.deployment)
+    slow, slowed = slow_nodes(scenario), SlowTimes(times, scenario.sim.slow_factor)
+    of_each = [slowed if i in slow else times for i in range(scenario.engine.instances)]
+    if scenario.sim.speculation is None:
+        return [(one, shape) for one in of_each]
+    head = _head(scenario.sim.speculation)
+    return [(SpeculativeTimes(one, head), shape) for one in of_each]
+
+
+def prefills(scenario: Scenario) -> list[Plan]:
+    """Of the instances that only compute prompts."""
+    of = scenario.sim.deployment
+    if of is None or of.prefill is None:
+        return []
+    pool = of.prefill
+    of = of.model_copy(update={"tp": pool.tp, "ep": pool.ep, "dp": pool.dp})
+    return [(_times(of, scenario.sim), _shape(scenario, of))] * pool.instances
 
 
 def slow_nodes(scenario: Scenario) -> frozenset[int]:
@@ -38,16 +57,25 @@ def deployment(of: Deployed) -> Deployment:
     )
 
 
-def _times(scenario: Scenario) -> Times:
-    sim = scenario.sim
-    if sim.deployment is None:
+def _times(of: Deployed | None, sim: Sim) -> Times:
+    if of is None:
         return LineTimes(step_s=sim.step_s, row_s=sim.row_s, prefill_token_s=sim.prefill_token_s)
-    return RooflineTimes(CostModel(deployment(sim.deployment)))
+    return RooflineTimes(CostModel(deployment(of)))
 
 
-def _shape(scenario: Scenario) -> Shape:
+def _head(of: Speculation) -> Head:
+    return Head(
+        acceptance=of.by_depth(),
+        depth=None if of.depth == "auto" else of.depth,
+        draft_share=of.draft_share,
+        drift=of.drift,
+        follows=of.head_follows,
+        context=of.context,
+    )
+
+
+def _shape(scenario: Scenario, of: Deployed | None) -> Shape:
     sim, engine = scenario.sim, scenario.engine
-    of = sim.deployment
     if of is None:  # the embedded engine: a row of `max_context` tokens for every slot, prompts in one piece
         tokens = engine.slots * engine.max_context
         return Shape(block=sim.block, capacity=-(-tokens // sim.block), budget=2 * tokens, seats=engine.slots)

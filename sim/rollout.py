@@ -12,9 +12,8 @@ from forge.control import Control
 from forge.policies.sync import SyncMode
 from forge.scenario import Scenario
 from sim.clock import to_fs, to_s
-from sim.deploy import instances
 from sim.engine import Load
-from sim.fleet import Fleet
+from sim.machines import machines
 from sim.request import Request
 from sim.sessions import Path, Step
 from sim.signals import Report, Signals
@@ -50,10 +49,11 @@ class Rollout:
         self._requests = control.requests
         self._sim = scenario.sim
         self._on_change = on_change
-        made = instances(scenario)
-        self._fleet = Fleet(env, made, self)
-        self._instances = made
-        self._live = [True] * len(made)
+        made = machines(scenario)
+        self._fleet = made.before(env, self)
+        self._instances = made.instances
+        self._front = made.front  # the first ones are routed to, and all that the control loop knows
+        self._live = [True] * len(made.instances)
         self._block = scenario.sim.block
         signals = scenario.sim.signals
         self._signals = None
@@ -63,14 +63,14 @@ class Rollout:
         self._back: list[Callable[[], None]] = []  # to be called when an instance comes up
         self._under_way: set[str] = set()
         if scenario.sim.instance_mtbf_s is not None:
-            for i in range(len(made)):
+            for i in range(len(made.instances)):
                 env.process(self._break_down(i, scenario.seed, scenario.sim.instance_mtbf_s))
 
     # --- requests ------
 
     def when_live(self, send: Callable[[], None]) -> None:
         """Call `send` now, or once an instance has come up where none lives."""
-        if any(self._live):
+        if any(self._live[: self._front]):
             send()
         else:
             self._back.append(send)
@@ -116,8 +116,10 @@ class Rollout:
             self._fleet.load(i, load)
 
     def served(self) -> int | None:
-        """The version of the slowest live instance; None while all are down."""
-        return min((self._instances[i].version for i in self._live_ids()), default=None)
+        """The version of the slowest live instance; None while all that requests are routed to are down."""
+        if not any(self._live[: self._front]):
+            return None
+        return min(self._instances[i].version for i in self._live_ids())
 
     def usage(self) -> ev.Usage:
         counters = [instance.usage(self.env.now) for instance in self._instances]
@@ -167,7 +169,8 @@ class Rollout:
         self._end(request.owner, "cancelled" if cancelled else "stop")
 
     def on_loaded(self, instance: int, version: int) -> None:
-        self._control.account(ev.Loaded(t=self._now(), instance=instance, version=version, io_s=self._sim.load_s))
+        if instance < self._front:
+            self._control.account(ev.Loaded(t=self._now(), instance=instance, version=version, io_s=self._sim.load_s))
         self._on_change()
 
     def _end(self, call: Call, finish: str) -> None:
@@ -204,14 +207,16 @@ class Rollout:
             request.owner.lost = True
             request.sampled = 0
             self._end(request.owner, "lost")
-        self._control.account(ev.InstanceDown(t=self._now(), instance=i, reason="crash"))
+        if i < self._front:
+            self._control.account(ev.InstanceDown(t=self._now(), instance=i, reason="crash"))
         self._on_change()
 
     def _come_up(self, i: int) -> None:
         self._live[i] = True
-        self._instances[i].version = self._target
-        self._control.account(ev.InstanceUp(t=self._now(), instance=i, version=self._target))
-        waiting, self._back = self._back, []
+        self._fleet.up(i, self._target)
+        if i < self._front:
+            self._control.account(ev.InstanceUp(t=self._now(), instance=i, version=self._target))
+        waiting, self._back = (self._back, []) if any(self._live[: self._front]) else ([], self._back)
         for send in waiting:
             send()
         self._on_change()

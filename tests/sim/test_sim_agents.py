@@ -14,9 +14,10 @@ from forge.metrics import LawCheck
 from forge.replay import replay
 from forge.runs import RunFolder
 from forge.types import DeathReason, ItemState
-from sim.deploy import instances, slow_nodes
+from sim.deploy import slow_nodes
 from sim.engine import Instance
 from sim.iteration import LineTimes, SlowTimes
+from sim.machines import machines
 from sim.request import Request
 from sim.workload import work_of
 from sim.world import Run, simulate
@@ -144,7 +145,7 @@ def test_iterations_of_a_slow_node_take_as_many_times_as_long() -> None:
 
     scenario = agents(sim={"slow_nodes": 0.3, "slow_factor": 2.5})
     (slow_one,) = slow_nodes(scenario)
-    spans = [alone(instance) for instance in instances(scenario)]
+    spans = [alone(instance) for instance in machines(scenario).instances]
     usual = spans[(slow_one + 1) % 3]
     assert spans[slow_one] == pytest.approx(2.5 * usual, rel=1e-9)
     assert spans.count(usual) == 2
