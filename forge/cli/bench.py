@@ -75,6 +75,35 @@ def sim_accuracy(
     show_accuracy(console, result)
 
 
+@bench.command("sim-speed")
+def sim_speed(
+    data: Data = None,
+    campaign_samples: Annotated[
+        int, typer.Option(min=0, help="Samples of the campaign that is timed; 0 leaves it out.")
+    ] = 3000,
+    as_json: AsJson = False,
+) -> None:
+    """Simulated requests a CPU second on a real trace, against stepping every iteration; errors must be 0. Minutes."""
+    from sim.speed_bench import run
+
+    console = Console(stderr=as_json)
+    with console.status("the trace jumped and stepped, the oracle, a campaign; some minutes"):
+        result = run(data, campaign_samples)
+    if as_json:
+        print_json({"bench": "sim-speed", "machine": machine(), **result})
+        return
+    console.print(result["protocol"], highlight=False)
+    show_figures(console, result)
+
+
+def show_figures(console: Console, result: Json) -> None:
+    for name, value in result["figures"].items():
+        console.print(f"{name:<30} {_cell(value)}", highlight=False)
+    for reason in dict.fromkeys(result["reasons"].values()):
+        names = ", ".join(name for name, why in result["reasons"].items() if why == reason)
+        console.print(f"null, {reason}: {names}", highlight=False)
+
+
 def show_accuracy(console: Console, result: Json) -> None:
     console.print(f"{result['protocol']}; errors as fractions of the measured value", highlight=False)
     columns = ("group", "cells", "tpot_mape", "tpot_median", "ttft_mape", "ttft_median")
@@ -97,11 +126,7 @@ def show_accuracy(console: Console, result: Json) -> None:
         console.print(f"verl at staleness {one['staleness']:g}, {kind}: {step} ({one['error']:+.1%})", highlight=False)
     for reason, cells in result["refused"].items():
         console.print(f"AIConfigurator refuses {cells:>4} cells: {reason}", highlight=False)
-    for name, value in result["figures"].items():
-        console.print(f"{name:<30} {_cell(value)}", highlight=False)
-    for reason in dict.fromkeys(result["reasons"].values()):
-        names = ", ".join(name for name, why in result["reasons"].items() if why == reason)
-        console.print(f"null, {reason}: {names}", highlight=False)
+    show_figures(console, result)
 
 
 def show(console: Console, result: Json) -> None:
