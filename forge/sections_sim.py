@@ -29,6 +29,7 @@ class Deployed(Section):
     budget: Positive = 8192
     kv_tokens: Positive | None = None
     calibration: str | None = None  # a file written by `forge calibrate --points` or `--table`
+    calibrated: str = ""  # which of the file's deployments; not needed where it has one
     prefill: Prefill | None = None  # prompts on instances of their own
 
 

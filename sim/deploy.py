@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -60,7 +61,10 @@ def deployment(of: Deployed) -> Deployment:
 def _times(of: Deployed | None, sim: Sim) -> Times:
     if of is None:
         return LineTimes(step_s=sim.step_s, row_s=sim.row_s, prefill_token_s=sim.prefill_token_s)
-    return RooflineTimes(CostModel(deployment(of)))
+    on = deployment(of)
+    if of.calibration is None:
+        return RooflineTimes(CostModel(on))
+    return RooflineTimes(CostModel.from_toml(Path(of.calibration), on, of.calibrated))
 
 
 def _head(of: Speculation) -> Head:
