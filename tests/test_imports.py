@@ -27,6 +27,7 @@ PURE = {
     "forge.processing": 4,
     "forge.sections": 5,
     "forge.sections_agents": 6,
+    "forge.sections_rollout": 6,
     "forge.sections_sim": 7,
     "forge.scenario": 8,
     "forge.control": 5,
