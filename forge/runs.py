@@ -34,6 +34,7 @@ FILES = {
     "summary.json": "the figures: throughput, lag, idle shares, reward, yield; the same keys simulated and live",
     "requests.parquet": "one row a request: where and when it ran, its tokens, its weights; units are in the schema",
     "items.parquet": "one row an item: its times, lag, staleness, reward and where it ended; units are in the schema",
+    "capacity.txt": "of a simulated run without a trace: what bounds it, devices a day takes, latencies",
     "meta.json": "real start and elapsed time of every life, the machine, versions, the command",
     "prediction.json": "what the simulator predicted of this run, written before the first training step",
     "evaluation.json": "score of every held-out task before and after training",

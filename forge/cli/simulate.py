@@ -19,7 +19,14 @@ from forge.types import ForgeError
 
 @app.command()
 def sim(
-    scenario: ScenarioArg, sets: Sets = None, policy: PolicyFile = None, runs: Runs = RUNS, as_json: AsJson = False
+    scenario: ScenarioArg,
+    sets: Sets = None,
+    policy: PolicyFile = None,
+    runs: Runs = RUNS,
+    no_trace: Annotated[
+        bool, typer.Option("--no-trace", help="Keep no events: summary, report and a capacity plan of a long run.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario; writes the same run folder as a live run."""
     from forge.cli.finish import finish, show_headline
@@ -27,6 +34,16 @@ def sim(
     from sim.world import simulate
 
     loaded = scenarios.load(scenario, sets or (), policy)
+    if no_trace:
+        from forge.cli import campaign
+
+        folder, summary, planned = campaign.run(loaded, runs)
+        if as_json:
+            print_json(summary)
+            return
+        show_headline(Console(), folder, summary)
+        print(planned, end="")
+        return
     folder = RunFolder.create(runs, loaded)
     writer = ev.TraceWriter(folder.trace)
     try:

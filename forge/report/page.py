@@ -19,6 +19,7 @@ from forge.report.drawing import STYLE, Context
 from forge.report.plots import PLOTS
 from forge.report.prediction import compare
 from forge.runs import RunFolder, write_text
+from forge.scenario import Scenario
 from forge.types import ForgeError, Json
 
 
@@ -38,15 +39,18 @@ def write_report(
     prediction: Json | None = None,
     evals: Json | None = None,
     others: Sequence[RunFolder] = (),
+    records: tuple[RunFold, LawCheck] | None = None,
 ) -> Path:
     """Write `report.html` and its PNGs into the run folder; returns the page's path.
 
     `prediction` and `evals` default to the folder's `prediction.json` and `evaluation.json`. `others` are runs of the
-    same scenario with other seeds, whose held-out gain is set beside this run's. Raises ForgeError.
+    same scenario with other seeds, whose held-out gain is set beside this run's. `records`: what its trace
+    would fold to, of a run that has none. Raises ForgeError.
     """
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
-    context = _context(run, run.read("evaluation.json") if evals is None else evals)
+    context = _context(run, run.read("evaluation.json") if evals is None else evals, records)
     prediction = run.read("prediction.json") if prediction is None else prediction
+    recalibration = run.read("recalibration.json")
     pictures = []
     for name, (drawing, caption) in PLOTS.items():
         with mpl.rc_context(STYLE):
@@ -61,6 +65,8 @@ def write_report(
         headline=headline(context.summary, context.evals),
         compared=compare(prediction, context.summary) if prediction else [],
         prediction=prediction or {},
+        rescored=compare(recalibration, recalibration["measured"]) if recalibration else [],
+        recalibration=recalibration or {},
         held_out=held_out_rows(context.evals) if context.evals else [],
         seeds=_seed_rows([run, *others]) if others else [],
         command=run.command(),
@@ -70,16 +76,21 @@ def write_report(
     return path
 
 
-def _context(run: RunFolder, evals: Json | None) -> Context:
-    scenario = run.scenario()
+def _records(run: RunFolder, scenario: Scenario) -> tuple[RunFold, LawCheck]:
     records = RunFold()
     laws = LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
     for event in run.events():
         records.apply(event)
         laws.apply(event)
+    return records, laws
+
+
+def _context(run: RunFolder, evals: Json | None, records: tuple[RunFold, LawCheck] | None) -> Context:
+    scenario = run.scenario()
+    folded, laws = records or _records(run, scenario)
     return Context(
-        run=records,
-        summary=figures(records, laws, scenario),
+        run=folded,
+        summary=figures(folded, laws, scenario),
         n=scenario.queue.n,
         window=scenario.shape().window,
         instances=scenario.engine.instances,
