@@ -173,6 +173,6 @@ def _against_oracle(oracle: ModuleType, trace: Trace) -> float:
 def _protocol(samples: int) -> str:
     return (
         f"{TRACE}: llama_3_1_70b on {INSTANCES} x 8 h100_sxm, cache_aware, signals every 1 s and 0.1 s old, CPU "
-        f"seconds of one process, best of {TRIES}; stepping on the first {STEPPED} requests; oracle on the first {JUDGED} and "
-        f"one instance of {JUDGED_BLOCKS} blocks; campaign_m25 cut to {samples} samples"
+        f"seconds of one process, best of {TRIES}; stepping on the first {STEPPED} requests; oracle on the first "
+        f"{JUDGED} and one instance of {JUDGED_BLOCKS} blocks; campaign_m25 cut to {samples} samples"
     )
