@@ -12,6 +12,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent / "quickstart"
 
@@ -63,6 +64,7 @@ def write(folders: list[Path]) -> None:
                     {"key": c.key, "predicted": c.predicted, "measured": c.measured, "error": c.error}
                     for c in compare(prediction, summary)
                 ],
+                "rescored": _rescored(folder.read("recalibration.json")),
                 "machine": meta["machine"],
             }
         )
@@ -75,7 +77,15 @@ def write(folders: list[Path]) -> None:
     print(HERE / "results.md")
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def _rescored(recalibration: dict[str, Any] | None) -> list[dict[str, object]]:
+    """Calibrated on the first minute, scored on the rest; empty for a run too short for it."""
+    from forge.report.prediction import compare
+
+    rows = compare(recalibration, recalibration["measured"]) if recalibration else []
+    return [{"key": c.key, "predicted": c.predicted, "measured": c.measured, "error": c.error} for c in rows]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Quickstart over seeds",
         "",
@@ -92,13 +102,24 @@ def table(rows: list[dict[str, object]]) -> str:
             f"| {r['seed']} | {r['policy']} | {r['tasks']} | {r['start']:.3f} | {r['end']:.3f} | {r['gain']:+.3f} "
             f"| {interval} | {r['steps']} |"
         )
-    lines += ["", "Predicted before the first training step, and measured:", ""]
-    lines += ["| figure | " + " | ".join(f"seed {r['seed']}" for r in rows) + " |", "|---|" + "---|" * len(rows)]
-    by_seed = [{c["key"]: c for c in r["compared"]} for r in rows]  # type: ignore[attr-defined]
+    lines += ["", "Predicted before the first training step, and measured:", "", *_side_by_side(rows, "compared")]
+    if all(r["rescored"] for r in rows):
+        lines += [
+            "",
+            "Recalibrated on the first minute, and measured on the rest:",
+            "",
+            *_side_by_side(rows, "rescored"),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _side_by_side(rows: list[dict[str, Any]], what: str) -> list[str]:
+    lines = ["| figure | " + " | ".join(f"seed {r['seed']}" for r in rows) + " |", "|---|" + "---|" * len(rows)]
+    by_seed = [{c["key"]: c for c in r[what]} for r in rows]
     for key in by_seed[0]:
         cells = [f"{c[key]['predicted']:.3g} / {c[key]['measured']:.3g}" for c in by_seed]
         lines.append(f"| {key} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def picture(curves: dict[int, list[list[float]]]) -> None:

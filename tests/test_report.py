@@ -157,6 +157,15 @@ def test_held_out_rows_per_domain_and_in_all() -> None:
         held_out_rows(missing)
 
 
+def test_a_long_run_shows_what_its_first_minute_foretold(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    of_rest = {"cut_s": 60.0, "end_s": 300.0, "measured": {"throughput_tokens_per_s": 750.0}}
+    folder.write("recalibration.json", PREDICTION | of_rest)
+    text = write_report(folder).read_text()
+    assert "Calibrated again on the first 60 s, scored on the rest" in text
+    assert "+20.0%" in text
+
+
 def test_prediction_errors_by_hand() -> None:
     rows = compare(PREDICTION, {"throughput_tokens_per_s": 750.0, "engine_idle_fraction": None})
     assert rows[0].error == pytest.approx(0.2)

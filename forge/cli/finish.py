@@ -23,8 +23,21 @@ def finish(folder: RunFolder) -> Json:
     folder.write("summary.json", summary)
     folder.end_life()
     warn(folder, summary)
+    if summary["world"] == "live":
+        _recalibrate(folder)
     write_report(folder)
     return summary
+
+
+def _recalibrate(folder: RunFolder) -> None:
+    """`recalibration.json` of a run that is long enough: what the simulator says of the rest once it saw the start."""
+    from sim.recalibrate import CUT_S, recalibrate
+
+    scenario = folder.scenario()
+    if (scenario.stop.seconds or 0.0) < 2 * CUT_S:
+        return
+    if (found := recalibrate(list(folder.events()), scenario)) is not None:
+        folder.write("recalibration.json", found)
 
 
 def _past(tables: TableWriter, events: Iterable[ev.Event]) -> Iterator[ev.Event]:
