@@ -59,6 +59,8 @@ class Decodes:
         self._quotient += phase // span - request.share
         self._phases[rest] = self._phases.get(rest, 0) + 1
         self.bound += request.blocks
+        if self.at > done:  # looked at for an iteration that this one was not part of
+            self.at, self.exact = done, False
         self.exact = self.exact and self.at == done
         self.count += 1
         self.context += kv
@@ -83,7 +85,7 @@ class Decodes:
         self.count -= 1
         self.context -= phase + done
         left = request.finish - done
-        request.sampled = request.output - (left // self.unit if left > 0 else 0)
+        request.sampled = request.output - (-(-left // self.unit) if left > 0 else 0)  # whole tokens
         request.kv = request.prompt + request.sampled - 1
 
     def ended(self) -> list[Request]:

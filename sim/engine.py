@@ -346,7 +346,9 @@ class Instance:
             self._span_of_chunks()
         elif decodes.count:
             span.context, span.grown = decodes.context, decodes.count * self._gain
-            span.set(self._decode_iterations() if self._shape.jump else 1)
+            # Who gave way to steps of several tokens may fit again as a prompt: seen at the next boundary.
+            again = preempted and self._gain > decodes.unit
+            span.set(self._decode_iterations() if self._shape.jump and not again else 1)
         elif self._prefilling is not None:
             self._preempt()  # alone and without room: an answer was put on a chain of its path; it begins again
 
