@@ -7,7 +7,8 @@ one long prompt, or a single mixed iteration. Times are integers, so a span ends
 
 A plan, in this order: running requests take the blocks of their next token, preempting the youngest where there is no
 room; the prompt under way takes its chunk; then, unless somebody was preempted, the queue is admitted in order while
-budget, seats and memory last. `tests/sim/engine_oracle.py` says the same once more, block by block.
+budget, seats and memory last. `ENGINE.md` beside this file is the whole contract; `tests/sim/engine_oracle.py` says the
+same once more, block by block.
 """
 
 from __future__ import annotations
