@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,21 +13,19 @@ from forge.types import DeathReason
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import to_fs, to_s
 from sim.rollout import Call, Rollout
-from sim.sessions import Step
+from sim.sessions import Frontier
 from sim.train_tokens import train_tokens
 from sim.work import Group, MemberWork, Work
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One trajectory under way, and what it has done so far. `missing`: answers that each of its steps waits for."""
+    """One trajectory under way, and what it has done so far."""
 
     item: Item
     number: int
     work: MemberWork
-    missing: list[int]
-    left: int
-    waiting: dict[int, list[int]] | None  # steps by one whose answer they wait for; None: each for the one before
+    frontier: Frontier
     calls: dict[int, Call] = field(default_factory=dict)
     turns: int = 0
     tokens: int = 0
@@ -42,16 +40,6 @@ class Item:
     members: list[Member] = field(default_factory=list)
     survivors: list[MemberWork] = field(default_factory=list)
     ended: bool = False
-
-
-def _waiting(steps: Sequence[Step]) -> dict[int, list[int]] | None:
-    if all(step.after == ((i - 1,) if i else ()) for i, step in enumerate(steps)):
-        return None
-    waiting: dict[int, list[int]] = {}
-    for i, step in enumerate(steps):
-        for earlier in step.after:
-            waiting.setdefault(earlier, []).append(i)
-    return waiting
 
 
 class Core:
@@ -100,12 +88,10 @@ class Agents:
         )
         item = Item(position)
         for number, one in enumerate(work.members):
-            missing = [len(step.after) for step in one.steps]
-            item.members.append(Member(item, number, one, missing, len(missing), _waiting(one.steps)))
+            item.members.append(Member(item, number, one, Frontier(one.steps)))
         for member in item.members:
-            for number, step in enumerate(member.work.steps):
-                if not step.after:
-                    self._wait(member, number, step.delay_s)
+            for number in member.frontier.first():
+                self._wait(member, number, member.work.steps[number].delay_s)
         self._at(self._timeout, lambda: self._time_out(item))
 
     def _now(self) -> float:
@@ -158,20 +144,15 @@ class Agents:
         steps = member.work.steps
         member.turns += 1
         member.tokens += steps[number].output
-        member.left -= 1
-        if not member.left:
+        free = member.frontier.answered(number)
+        if not member.frontier.left:
             if member.work.idle_s:
                 self._at(to_fs(member.work.idle_s), lambda: self._member_done(member))
             else:
                 self._member_done(member)
             return
-        if member.waiting is None:
-            self._wait(member, number + 1, steps[number + 1].delay_s)
-            return
-        for later in member.waiting.get(number, ()):
-            member.missing[later] -= 1
-            if not member.missing[later]:
-                self._wait(member, later, steps[later].delay_s)
+        for later in free:
+            self._wait(member, later, steps[later].delay_s)
 
     def _member_done(self, member: Member) -> None:
         item = member.item

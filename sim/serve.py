@@ -22,7 +22,7 @@ from sim.fetch import Fabric, Fetches
 from sim.fleet import Fleet
 from sim.front import Build, Front
 from sim.request import Request
-from sim.sessions import Session, Trace
+from sim.sessions import Frontier, Session, Trace
 from sim.signals import Report, Signals
 
 
@@ -63,13 +63,12 @@ class Loop:
 class _Live:
     """A session under way."""
 
-    __slots__ = ("id", "left", "missing", "session")
+    __slots__ = ("frontier", "id", "session")
 
     def __init__(self, number: int, session: Session) -> None:
         self.id = number
         self.session = session
-        self.missing = [len(step.after) for step in session.steps]
-        self.left = len(session.steps)
+        self.frontier = Frontier(session.steps)
 
 
 class Serving:
@@ -148,9 +147,8 @@ class Serving:
         live = _Live(self._started, session)
         self._started += 1
         self._live += 1
-        for number, step in enumerate(session.steps):
-            if not step.after:
-                self._later(live, number, step.delay_s)
+        for number in live.frontier.first():
+            self._later(live, number, session.steps[number].delay_s)
 
     def _later(self, live: _Live, number: int, delay_s: float) -> None:
         if delay_s:
@@ -159,19 +157,14 @@ class Serving:
             self._send(live, number)
 
     def _answered(self, live: _Live, number: int) -> None:
-        live.left -= 1
-        if not live.left:
+        free = live.frontier.answered(number)
+        if not live.frontier.left:
             self._live -= 1
             if self._loop.concurrency is not None:
                 self._start_next()
             return
-        missing = live.missing
-        steps = live.session.steps
-        for later in range(number + 1, len(steps)):
-            if number in steps[later].after:
-                missing[later] -= 1
-                if not missing[later]:
-                    self._later(live, later, steps[later].delay_s)
+        for later in free:
+            self._later(live, later, live.session.steps[later].delay_s)
 
     # --- requests ------
 

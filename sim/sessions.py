@@ -36,6 +36,34 @@ class Step:
     delay_s: float = 0.0
 
 
+class Frontier:
+    """Which steps of a session may begin as answers come in. `left`: steps not yet answered."""
+
+    __slots__ = ("_missing", "_waiting", "left")
+
+    def __init__(self, steps: tuple[Step, ...]) -> None:
+        self._missing = [len(step.after) for step in steps]
+        self._waiting: dict[int, list[int]] = {}  # steps by one whose answer they wait for
+        for number, step in enumerate(steps):
+            for earlier in step.after:
+                self._waiting.setdefault(earlier, []).append(number)
+        self.left = len(steps)
+
+    def first(self) -> list[int]:
+        """Those that wait for the session's start alone."""
+        return [number for number, missing in enumerate(self._missing) if not missing]
+
+    def answered(self, number: int) -> list[int]:
+        """That step was answered; returns those that waited for nothing else."""
+        self.left -= 1
+        free = []
+        for later in self._waiting.get(number, ()):
+            self._missing[later] -= 1
+            if not self._missing[later]:
+                free.append(later)
+        return free
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """`start_s` from the beginning of the trace; a closed loop starts sessions when a slot is free and ignores it."""
