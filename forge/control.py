@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from forge import trace as ev
 from forge.instances import Path, RouterView
@@ -54,21 +54,18 @@ def commonest(reasons: Sequence[DeathReason]) -> DeathReason:
     return max(reasons, key=reasons.count) if reasons else DeathReason.TOO_FEW_SURVIVORS
 
 
-class Served(Protocol):
-    """Gets every request once, when it has left its instance: what a long run keeps instead of its events."""
+class Served(NamedTuple):
+    """A request that left its instance, whole: what a long run is told instead of the request's three events."""
 
-    def served(
-        self,
-        position: int,
-        routed_s: float,
-        first_s: float | None,
-        ended_s: float,
-        prompt_tokens: int,
-        cached_tokens: int,
-        tokens: int,
-        finish: str,
-        versions: tuple[int, int],
-    ) -> None: ...
+    position: int
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, that the instance was believed to hold
+    routed_s: float
+    first_s: float | None  # its first token; None: it never came
+    completed: ev.Completed
+
+
+Requests = Callable[[Served], None]
 
 
 class Control:
@@ -77,8 +74,8 @@ class Control:
     Every event first passes the fold, which refuses illegal ones (QueueError), then each sink in order. `now` is
     always given by the world, in seconds since the run began, and never goes back.
 
-    With `requests`, requests, reports and policy calls make no events: the fold gets them directly, and `requests`
-    each request once it has ended. Sinks then see the queue, the trainer and the weights only.
+    With `requests`, requests, reports and policy calls make no events: the fold gets them directly, and `requests` is
+    called with each request once it has ended. Sinks then see the queue, the trainer and the weights only.
     """
 
     def __init__(
@@ -91,7 +88,7 @@ class Control:
         seed: int,
         sinks: tuple[Sink, ...] = (),
         block: int = 1,
-        requests: Served | None = None,
+        requests: Requests | None = None,
     ) -> None:
         self.policies = policies
         self.views = Views(shape, instances, block)

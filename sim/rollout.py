@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forge import trace as ev
-from forge.control import Control
+from forge.control import Control, Served
 from forge.policies.sync import SyncMode
 from forge.scenario import Scenario
 from sim.clock import to_fs, to_s
@@ -177,16 +177,12 @@ class Rollout:
         request, now, tokens = call.request, self._now(), call.request.sampled
         self._under_way.discard(request.id)
         request.owner = None  # else the two keep each other alive until the collector comes
+        completed = ev.Completed(t=now, request=request.id, tokens=tokens, finish=finish, versions=request.versions)
         if self._requests is None:
-            self._control.account(
-                ev.Completed(t=now, request=request.id, tokens=tokens, finish=finish, versions=request.versions)
-            )
+            self._control.account(completed)
         else:
             self._control.views.instances.completed(request.id)
-            first, prompt = call.first_s, call.prompt
-            self._requests.served(
-                call.position, call.routed_s, first, now, prompt, call.cached, tokens, finish, request.versions
-            )
+            self._requests(Served(call.position, call.prompt, call.cached, call.routed_s, call.first_s, completed))
         call.answer(call)
 
     # --- crashes ------

@@ -58,7 +58,7 @@ def stream(
     before, cpu = gc.get_threshold(), time.process_time()
     gc.set_threshold(_YOUNG, *before[1:])
     try:
-        simulate(scenario, (run.apply, laws.apply, *watch, *sinks), work, requests=run)
+        simulate(scenario, (run.apply, laws.apply, *watch, *sinks), work, requests=run.served)
     finally:
         gc.set_threshold(*before)
     return Streamed(scenario, run, laws, len(run.prompts) // 3, time.process_time() - cpu)

@@ -8,7 +8,7 @@ from typing import Any
 import simpy
 
 from forge import trace as ev
-from forge.control import Control, Served, Sink
+from forge.control import Control, Requests, Sink
 from forge.scenario import Scenario
 from sim.agents import Agents
 from sim.clock import to_fs, to_s
@@ -32,7 +32,7 @@ class Run:
 
 
 def simulate(
-    scenario: Scenario, sinks: tuple[Sink, ...] = (), work: Work | None = None, *, requests: Served | None = None
+    scenario: Scenario, sinks: tuple[Sink, ...] = (), work: Work | None = None, *, requests: Requests | None = None
 ) -> Run:
     """Run a scenario to its end. The same scenario gives the same events, to the byte.
 
@@ -57,7 +57,7 @@ class _Recorder(Control):
 class World:
     """Decide, act, account: whenever something happened, `_settle` lets the control loop decide what follows."""
 
-    def __init__(self, scenario: Scenario, sinks: tuple[Sink, ...], work: Work, requests: Served | None) -> None:
+    def __init__(self, scenario: Scenario, sinks: tuple[Sink, ...], work: Work, requests: Requests | None) -> None:
         self._scenario = scenario
         self._env: Any = simpy.Environment()
         self._control = _Recorder(

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from forge import trace as ev
+from forge.control import Served
 from forge.types import ItemState
 
 USED = (ItemState.COMMITTED, ItemState.PUBLISHED)
@@ -174,38 +175,25 @@ class RunFold:
                     self._sent[event.request] = (position, routed, event.t)
                     self.ttft_s.append(event.t - routed)
             case ev.Completed():
-                self._completed(event)
+                position, _, first = self._sent.pop(event.request, (-1, 0.0, None))
+                self._left(position, first, event)
 
-    def _completed(self, event: ev.Completed) -> None:
-        position, _, first = self._sent.pop(event.request, (-1, 0.0, None))
-        self._left(position, first, event.t, event.tokens, event.finish, event.versions[0])
-
-    def _left(self, position: int, first: float | None, ended: float, tokens: int, finish: str, oldest: int) -> None:
-        """A request left its instance; `oldest`: version of the weights that sampled its first token."""
+    def _left(self, position: int, first_s: float | None, completed: ev.Completed) -> None:
+        """A request left its instance; its first token came at `first_s`."""
+        tokens, oldest = completed.tokens, completed.versions[0]
         self.sampled_tokens += tokens
-        if first is not None and tokens > 1:
-            self.tpot_s.append((ended - first) / (tokens - 1))
+        if first_s is not None and tokens > 1:
+            self.tpot_s.append((completed.t - first_s) / (tokens - 1))
         item = self.items.get(position)
-        if item and tokens and finish not in GIVEN_UP and (item.version is None or oldest < item.version):
+        if item and tokens and completed.finish not in GIVEN_UP and (item.version is None or oldest < item.version):
             item.version = oldest
 
-    def served(
-        self,
-        position: int,
-        routed_s: float,
-        first_s: float | None,
-        ended_s: float,
-        prompt_tokens: int,
-        cached_tokens: int,
-        tokens: int,
-        finish: str,
-        versions: tuple[int, int],
-    ) -> None:
-        """A request that made no events (`forge.control.Served`)."""
-        self.prompts.extend((routed_s, prompt_tokens, cached_tokens))
-        if first_s is not None:
-            self.ttft_s.append(first_s - routed_s)
-        self._left(position, first_s, ended_s, tokens, finish, versions[0])
+    def served(self, request: Served) -> None:
+        """A request that made no events."""
+        self.prompts.extend((request.routed_s, request.prompt_tokens, request.cached_tokens))
+        if request.first_s is not None:
+            self.ttft_s.append(request.first_s - request.routed_s)
+        self._left(request.position, request.first_s, request.completed)
 
     def _usage(self, event: ev.Usage) -> None:
         now = list(zip(event.busy_s, event.steps, event.prefill_tokens, event.decode_tokens, strict=True))
