@@ -52,6 +52,13 @@ class Scenario(Section):
                 raise ValueError(f"sim.{key}.{strangers[0]}: no domain of the mix has that name; there are {names}")
         if self.sim.agents and (missing := sorted(set(names) - set(self.sim.agents))):
             raise ValueError(f"sim.agents.{missing[0]}: missing; describe the agents of every domain, or of none")
+        for name, agent in self.sim.agents.items():
+            if agent.first_prompt() >= self.engine.max_context:
+                raise ValueError(
+                    f"engine.max_context = {self.engine.max_context}: agents of sim.agents.{name} may begin with a "
+                    f"prompt of {agent.first_prompt()} tokens, which leaves no room to answer; raise it, or lower "
+                    f"system_tokens or task_tokens.cap of the agents or their sub_agents"
+                )
         return self
 
     def check_lag_budget(self) -> None:

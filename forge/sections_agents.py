@@ -49,7 +49,7 @@ class Context(Section):
     writes `summary_tokens` in place of the rest.
     """
 
-    limit_tokens: Positive = 131072  # prompt and answer
+    limit_tokens: Positive = 131072  # prompt and answer, as the agent believes; the engine's own is engine.max_context
     reserve_tokens: Positive = 8192
     kept_tokens: Tokens = 0
     summary_tokens: Positive = 2000
@@ -90,13 +90,17 @@ class AgentDomain(Section):
     difficulty_sd: Seconds = 1.0
     reward: Probability = 0.3  # share of members that pass
 
+    def first_prompt(self) -> int:
+        """Tokens of the longest prompt that an agent or a sub-agent begins with."""
+        subs = self.sub_agents
+        of_subs = subs.system_tokens + subs.task_tokens if subs.rate else 0
+        return max(self.system_tokens + int(self.task_tokens.cap), of_subs)
+
     @model_validator(mode="after")
     def _room(self) -> AgentDomain:
         """An agent must have room for an answer after its first prompt and after every rewriting."""
         context, subs = self.context, self.sub_agents
-        first = max(self.system_tokens + int(self.task_tokens.cap), context.kept_tokens)
-        of_subs = subs.system_tokens + subs.task_tokens if subs.rate else 0
-        prompt = max(first, of_subs) + context.summary_tokens
+        prompt = max(self.first_prompt(), context.kept_tokens) + context.summary_tokens
         if prompt + context.reserve_tokens > context.limit_tokens:
             raise ValueError(
                 f"context.limit_tokens = {context.limit_tokens}: a first or rewritten prompt may have {prompt} tokens "

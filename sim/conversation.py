@@ -9,19 +9,29 @@ from sim.sessions import Path
 
 
 class Conversation:
-    """`prompt`: tokens of the next prompt. `shared`: chains that hold the full blocks of the first one.
+    """`prompt`: tokens of the next prompt. `shared`: chains that hold the full blocks of the first one. `max_context`:
+    of the engine, which the agent does not know: an answer is cut to the room it leaves, and no room is a refusal.
 
     The chains are the shared ones; one of what outlives rewriting, where that is more than the first prompt; and one
     that grows until the context is rewritten.
     """
 
-    __slots__ = ("_base", "_blocks", "_context", "_ids", "_kept", "_last", "_open", "_own", "_size", "prompt")
+    __slots__ = ("_base", "_blocks", "_context", "_ids", "_kept", "_last", "_max", "_open", "_own", "_size", "prompt")
 
-    def __init__(self, context: Context, block: int, prompt: int, shared: Path, ids: Iterator[int]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        block: int,
+        prompt: int,
+        shared: Path,
+        ids: Iterator[int],
+        max_context: int | None = None,
+    ) -> None:
         self.prompt = prompt
         self._size = block
         self._last = context.limit_tokens - context.reserve_tokens
         self._context = context
+        self._max = context.limit_tokens if max_context is None else min(max_context, context.limit_tokens)
         self._ids = ids
         self._base = shared
         self._blocks = prompt // block  # of the base
@@ -29,13 +39,18 @@ class Conversation:
         self._kept = prompt  # tokens that outlive rewriting
         self._open = context.kept_tokens > prompt  # the base may still grow
 
+    @property
+    def refused(self) -> bool:
+        """The engine has no room for an answer to the next prompt."""
+        return self.prompt >= self._max
+
     def call(self, output: int, result: int) -> tuple[int, Path, bool]:
         """One call that would sample `output` tokens, and `result` more before the next.
 
         Returns the tokens it does sample, its path, and whether the next prompt contains the answer.
         """
         prompt = self.prompt
-        output = min(output, self._context.limit_tokens - prompt)
+        output = min(output, self._max - prompt)
         following = prompt + output + result
         path = (*self._base, (self._own, prompt // self._size - self._blocks))
         if self._open and following > self._context.kept_tokens:

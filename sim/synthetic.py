@@ -26,16 +26,27 @@ _ITEM = 1 << 24  # chains of an item are numbered from multiples of it; those be
 class Agents:
     """The work behind every index. `group`: members of an item; `block`: tokens of a KV block. Raises ForgeError.
 
-    `hardness` of an item is a standard normal that its members share.
+    `max_context`: the engine's, above every first prompt; None: no agent reaches it. As at the gateway, answers are cut
+    to the room left, and a prompt that leaves none is refused: the member dies of it; of a sub-agent's, its parent goes
+    on. `hardness` of an item is a standard normal that its members share.
     """
 
-    def __init__(self, domains: Mapping[str, AgentDomain], *, seed: int, group: int = 8, block: int = 16) -> None:
+    def __init__(
+        self,
+        domains: Mapping[str, AgentDomain],
+        *,
+        seed: int,
+        group: int = 8,
+        block: int = 16,
+        max_context: int | None = None,
+    ) -> None:
         for name, value in (("domains", len(domains)), ("group", group), ("block", block)):
             if value < 1:
                 raise ForgeError(f"{name}: {value} of them; at least 1 is needed")
         self.block = block
         self._seed = seed
         self._group = group
+        self._max_context = max_context
         self._mix = Mix({name: model.share for name, model in domains.items()})
         self._domains = {name: Domain(model, 2 * i) for i, (name, model) in enumerate(domains.items())}
 
@@ -50,7 +61,7 @@ class Agents:
         prompt, shared = first_prompt(domain.system, (next(ids), domain.task_tokens(task_z)), self.block)
         members = []
         for number, own in enumerate(draws):
-            talk = Conversation(domain.model.context, self.block, prompt, shared, ids)
+            talk = Conversation(domain.model.context, self.block, prompt, shared, ids, self._max_context)
             members.append(self._member(domain, (index, number), own, talk, ids))
         difficulty = domain.model.difficulty_mean + domain.model.difficulty_sd * hardness
         return Group(name, round(difficulty, 3), tuple(members))
@@ -64,6 +75,8 @@ class Agents:
         last = len(own.outputs) - 1
         calls = zip(own.outputs, own.results, own.waits, own.events, strict=True)
         for i, (output, result, wait, event) in enumerate(calls):
+            if talk.refused:
+                return MemberWork(tuple(steps), own.reward, DeathReason.ENVIRONMENT, timeouts, delay)
             spawns = i < last and event > domain.spawns
             failed = i < last and not spawns and (event < domain.hangs or wait >= domain.timeout_s)
             killed = failed and domain.kills(event)
@@ -88,9 +101,11 @@ class Agents:
         ends: list[int] = []
         for own in domain.sub_agents(rng.standard_normal((agents, domain.sub_width))):
             prompt, shared = first_prompt(domain.sub_system, (next(ids), subs.task_tokens), self.block)
-            talk = Conversation(domain.model.context, self.block, prompt, shared, ids)
+            talk = Conversation(domain.model.context, self.block, prompt, shared, ids, self._max_context)
             after, delay, last = parent, 0.0, len(own.outputs) - 1
             for i, (output, result, wait) in enumerate(zip(own.outputs, own.results, own.waits, strict=True)):
+                if talk.refused:
+                    break
                 steps.append(_step(talk, output, result, (after,), delay, ends=i == last))
                 after, delay = len(steps) - 1, min(wait, domain.timeout_s)
             ends.append(after)
@@ -101,7 +116,8 @@ class Agents:
 
 
 def _step(talk: Conversation, output: int, result: int, after: tuple[int, ...], delay_s: float, *, ends: bool) -> Step:
-    """The conversation's next call; nothing comes after it where it `ends`."""
+    """The conversation's next call; nothing comes after it where it `ends`, or the next prompt is refused."""
     prompt = talk.prompt
     output, path, continues = talk.call(output, result)
-    return Step(prompt=prompt, output=output, path=path, keep=continues and not ends, after=after, delay_s=delay_s)
+    keep = continues and not (ends or talk.refused)
+    return Step(prompt=prompt, output=output, path=path, keep=keep, after=after, delay_s=delay_s)

@@ -28,7 +28,8 @@ def work_of(scenario: Scenario) -> Work:
     if not scenario.sim.agents:
         return Workload(scenario)
     shares = {d.name: scenario.sim.agents[d.name].model_copy(update={"share": d.weight}) for d in scenario.domains}
-    return Agents(shares, seed=scenario.seed, group=scenario.queue.group, block=scenario.sim.block)
+    group, most = scenario.queue.group, scenario.engine.max_context
+    return Agents(shares, seed=scenario.seed, group=group, block=scenario.sim.block, max_context=most)
 
 
 class Workload:

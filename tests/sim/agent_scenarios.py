@@ -35,11 +35,13 @@ def agents(
     agent: dict[str, Any] | None = None,
     **over: dict[str, Any],
 ) -> Scenario:
-    """qwen3_8b on an H100 each, with little memory. `over` puts keys over those of queue, policy, sim and train."""
+    """qwen3_8b on an H100 each, with little memory. `over` puts keys over those of queue, policy, engine, sim and
+    train."""
     small = {"model": "qwen3_8b", "hardware": "h100_sxm", "budget": 2048, "kv_tokens": 40_000}
     tables: dict[str, dict[str, Any]] = {
         "queue": {"n": 16, "batch": 4, "concurrency": 12, "group": 4, "item_timeout_s": 900.0},
         "policy": {"router": {"kind": "cache_aware"}, "scheduler": {"kind": "windowed_fifo", "fraction": 0.5}},
+        "engine": {"instances": instances, "slots": 32, "max_context": 9000},
         "train": {},
         "sim": {
             "deployment": small | (deployment or {}),
@@ -58,7 +60,6 @@ def agents(
             "seed": seed,
             "stop": {"items": items},
             "domains": [{"name": "agent", "weight": 2.0}, {"name": "coder"}],
-            "engine": {"instances": instances, "slots": 32, "max_context": 9000},
             **tables,
         },
         "test",

@@ -13,7 +13,7 @@ from forge import trace as ev
 from forge.metrics import LawCheck
 from forge.replay import replay
 from forge.runs import RunFolder
-from forge.types import DeathReason, ItemState
+from forge.types import DeathReason, ForgeError, ItemState
 from sim.deploy import slow_nodes
 from sim.engine import Instance
 from sim.iteration import LineTimes, SlowTimes
@@ -100,6 +100,24 @@ def test_members_do_what_was_drawn_for_them(run: tuple[Run, RunFolder]) -> None:
         assert event.turns == len(member.steps)
         assert event.tokens == sum(step.output for step in member.steps)
         assert event.tool_wait_s == pytest.approx(sum(step.delay_s for step in member.steps))
+
+
+def test_agents_end_where_the_engines_context_does() -> None:
+    """They believe in 9000 tokens and get 4000: no request exceeds that, and some agents die of it."""
+    scenario = agents(engine={"max_context": 4000}, agent={"failures": {"hang": 0.0}}, queue={"item_timeout_s": 1e6})
+    events = simulate(scenario).events
+    sampled = {e.request: e.tokens for e in events if isinstance(e, ev.Completed)}
+    sizes = [e.prompt_tokens + sampled[e.request] for e in events if isinstance(e, ev.Routed)]
+    assert max(sizes) == 4000
+    reasons = Counter(e.reason for e in events if isinstance(e, ev.MemberDone))
+    assert set(reasons) == {None, DeathReason.ENVIRONMENT.value}
+    assert reasons[DeathReason.ENVIRONMENT.value] > 10
+
+
+def test_a_first_prompt_beyond_the_engines_context_is_refused() -> None:
+    with pytest.raises(ForgeError, match=r"max_context = 3500: agents of sim.agents.coder .* a prompt of 3500 tok"):
+        agents(engine={"max_context": 3500})
+    assert agents(engine={"max_context": 3501}).engine.max_context == 3501
 
 
 def test_prefixes_are_found(run: tuple[Run, RunFolder]) -> None:

@@ -41,6 +41,11 @@ def members(agents: Agents, items: int) -> list[MemberWork]:
     return [member for index in range(items) for member in agents.item(index).members]
 
 
+def asked(member: MemberWork) -> list[tuple[int, int, float]]:
+    """Its calls, whatever the ids of its chains."""
+    return [(step.prompt, step.output, step.delay_s) for step in member.steps]
+
+
 def check(member: MemberWork, block: int, limit: int) -> None:
     """The laws of `sim.sessions`, and those of one agent."""
     lengths: dict[int, int] = {}
@@ -60,7 +65,12 @@ def check(member: MemberWork, block: int, limit: int) -> None:
             chain, blocks = step.path[-1]
             lengths[chain] = blocks + (step.prompt + step.output) // block - step.prompt // block
     waited = {j for step in member.steps for j in step.after}
-    assert waited == set(range(len(member.steps) - 1)), "everybody is waited for, sub-agents too, but the last"
+    left = set(range(len(member.steps))) - waited
+    if max(left) - min(left):  # sub-agents whose parent's next prompt is refused
+        assert member.death is DeathReason.ENVIRONMENT
+        assert not member.idle_s
+    else:
+        assert left == {len(member.steps) - 1}, "everybody is waited for, sub-agents too, but the last"
     assert not member.steps[-1].keep
 
 
@@ -98,8 +108,7 @@ def test_a_larger_group_and_a_later_death_change_nothing_else() -> None:
         for one, two in zip(
             Agents({"d": domain()}, seed=3).item(index).members, spared.item(index).members, strict=True
         ):
-            calls = [(s.prompt, s.output, s.delay_s) for s in one.steps]
-            assert calls == [(s.prompt, s.output, s.delay_s) for s in two.steps][: len(calls)]
+            assert asked(one) == asked(two)[: len(one.steps)]
 
 
 def test_groups_share_the_prompt_and_domains_the_system_prompt() -> None:
@@ -273,6 +282,41 @@ def test_crashes_end_a_member_anywhere() -> None:
     assert len(crashed) / len(found) == pytest.approx(0.5, abs=0.08)
     assert {len(member.steps) for member in crashed} == {1, 2, 3, 4, 5, 6}
     assert all(len(member.steps) == 6 for member in found if member.death is None)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3], ids=["alone", "with sub-agents"])
+def test_beyond_the_engines_context_answers_are_cut_and_prompts_refused(rate: float) -> None:
+    """Up to the first answer that is cut, all is as with an engine of any context."""
+    subs = SubAgents(rate=rate, most=3, calls=FAST, system_tokens=300, task_tokens=90)
+    models = {"d": domain(sub_agents=subs, failures=Failures(hang=0.0))}
+    free, bound = members(Agents(models, seed=1), 30), members(Agents(models, seed=1, max_context=3500), 30)
+    refused = cut = 0
+    for unbound, member in zip(free, bound, strict=True):
+        check(member, 16, 3500)
+        if all(step.prompt + step.output < 3500 for step in unbound.steps):
+            assert asked(member) == asked(unbound)
+            assert member.death is unbound.death
+            continue
+        first = next(i for i, step in enumerate(unbound.steps) if step.prompt + step.output >= 3500)
+        assert asked(member)[:first] == asked(unbound)[:first]
+        if first < len(member.steps):
+            cut += member.steps[first].output == 3500 - unbound.steps[first].prompt
+        if member.death is DeathReason.ENVIRONMENT:
+            refused += 1
+            assert len(member.steps) < len(unbound.steps)
+    assert min(refused, cut) > 20
+
+
+def test_the_wait_before_a_refused_prompt_is_the_members_end() -> None:
+    context = Context(limit_tokens=9000, reserve_tokens=900, summary_tokens=300)
+    models = {"d": quiet(context=context, result_tokens=Spread(median=900.0, sigma=0.0, cap=900.0))}
+    found = members(Agents(models, seed=1, max_context=3500), 20)
+    for unbound, member in zip(members(Agents(models, seed=1), 20), found, strict=True):
+        if member.death is DeathReason.ENVIRONMENT:
+            last = member.steps[-1]
+            assert last.prompt + last.output + 900 >= 3500
+            assert member.idle_s == unbound.steps[len(member.steps)].delay_s > 0
+    assert sum(member.death is DeathReason.ENVIRONMENT for member in found) > 50
 
 
 # --- errors ------
