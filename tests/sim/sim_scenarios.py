@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from forge.policies.sync import SyncMode
 from forge.scenario import Scenario, parse
 
 
@@ -53,7 +54,7 @@ def with_scheduler(scenario: Scenario, kind: str, **config: Any) -> Scenario:
 
 @st.composite
 def scenarios(draw: st.DrawFn) -> Scenario:
-    """Small runs over the whole space: every scheduler, both sync modes, deaths, timeouts, crashes, any stop."""
+    """Small runs over the whole space: every scheduler and sync mode, deaths, timeouts, crashes, any stop."""
     batch, k = draw(st.integers(1, 4)), draw(st.integers(1, 2))
     n = draw(st.integers(k * batch, k * batch + 8))
     kinds: list[dict[str, Any]] = [{"kind": kind} for kind in ("strict_fifo", "greedy", "fffo")]
@@ -61,7 +62,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     policy = {
         "scheduler": draw(st.sampled_from(kinds)),
         "router": {"kind": draw(st.sampled_from(["round_robin", "least_loaded"]))},
-        "sync": {"k": k, "mode": draw(st.sampled_from(["in_flight", "drain"]))},
+        "sync": {"k": k, "mode": draw(st.sampled_from(get_args(SyncMode)))},
     }
     queue = {
         "n": n,

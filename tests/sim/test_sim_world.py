@@ -17,6 +17,7 @@ from forge import trace as ev
 from forge.control import Control
 from forge.metrics import LawCheck
 from forge.policies import Policies, WindowedFifo
+from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue
 from forge.scenario import Scenario, resolved
 from forge.sections import Stop
@@ -50,6 +51,7 @@ def test_laws(scenario: Scenario) -> None:
     every_item_ends_once(events, queue)
     lag_is_bounded(events, queue)
     every_request_ends_once(events)
+    weights_change_as_the_mode_says(events, scenario.policy.sync.mode)
     published = of_kind(events, ev.Published)
     committed = of_kind(events, ev.Committed)
     assert [p.version for p in published] == sorted({p.version for p in published})
@@ -84,6 +86,13 @@ def every_request_ends_once(events: list[ev.Event]) -> None:
     assert len(set(routed)) == len(routed)
     assert set(completed) <= set(routed)
     assert set(completed.values()) <= {1}
+
+
+def weights_change_as_the_mode_says(events: list[ev.Event], mode: SyncMode) -> None:
+    """Within a request only where it is not waited for."""
+    for e in of_kind(events, ev.Completed):
+        first, last = e.versions
+        assert first == last if mode == "drain" else first <= last
 
 
 # --- determinism ------
