@@ -17,7 +17,7 @@ NEVER = 1 << 200
 class Decodes:
     """`count` requests with `context` units of KV together; the first ends at `next_end`. `span`: units of a block.
 
-    `bound`: private blocks they hold at `at`, or, unless `exact`, a few more.
+    `held`: private blocks they hold when `at` units are done, and all the way to `until`, exclusive.
     """
 
     __slots__ = (
@@ -25,14 +25,14 @@ class Decodes:
         "_quotient",
         "_rows",
         "at",
-        "bound",
         "context",
         "count",
         "done",
-        "exact",
+        "held",
         "next_end",
         "span",
         "unit",
+        "until",
     )
 
     def __init__(self, block: int, unit: int) -> None:
@@ -45,23 +45,23 @@ class Decodes:
         self._rows: list[tuple[int, int, Request]] = []  # heap: (finish, order, request)
         self._phases: dict[int, int] = {}  # phase % span -> how many
         self._quotient = 0  # sum of phase // span, less the blocks they share
-        self.bound = 0
+        self.held = 0
         self.at = 0
-        self.exact = True
+        self.until = NEVER
 
     def join(self, request: Request) -> None:
         """With `request.kv` tokens and `share` shared blocks, `sampled` of `output` tokens done."""
         kv, done, span = request.kv * self.unit, self.done, self.span
         request.phase = phase = kv - done
         request.finish = finish = done + (request.output - request.sampled) * self.unit
-        request.blocks = -(-kv // span) - request.share
         rest = phase % span
         self._quotient += phase // span - request.share
         self._phases[rest] = self._phases.get(rest, 0) + 1
-        self.bound += request.blocks
-        if self.at > done:  # looked at for an iteration that this one was not part of
-            self.at, self.exact = done, False
-        self.exact = self.exact and self.at == done
+        blocks = -(-(phase + self.at) // span)
+        self.held += blocks - request.share
+        until = blocks * span - phase + 1
+        if until < self.until:
+            self.until = until
         self.count += 1
         self.context += kv
         heappush(self._rows, (finish, request.order, request))
@@ -77,11 +77,7 @@ class Decodes:
             del self._phases[rest]
         else:
             self._phases[rest] -= 1
-        if self.exact and self.at == done:
-            self.bound -= -(-(phase + done) // span) - request.share
-        else:
-            self.bound -= request.blocks
-            self.exact = False
+        self.held -= -(-(phase + self.at) // span) - request.share
         self.count -= 1
         self.context -= phase + done
         left = request.finish - done
@@ -113,10 +109,22 @@ class Decodes:
         self.next_end = rows[0][0] if rows else NEVER
 
     def private(self, done: int) -> int:
-        """Blocks of their own that they hold at `done`; remembered as the bound."""
-        if done != self.at or not self.exact:
-            span, taken = self.span, self._quotient
+        """Blocks of their own that they hold at `done`."""
+        if self.at <= done < self.until:
+            return self.held
+        span, held = self.span, self._quotient
+        for rest, count in self._phases.items():
+            held -= count * (-(rest + done) // span)
+        return held
+
+    def settle(self, done: int) -> int:
+        """The same; `held`, `at` and `until` are about `done` from now on."""
+        if not self.at <= done < self.until:
+            span, held, until = self.span, self._quotient, NEVER
             for rest, count in self._phases.items():
-                taken -= count * (-(rest + done) // span)
-            self.bound, self.at, self.exact = taken, done, True
-        return self.bound
+                blocks = -(-(rest + done) // span)
+                held += count * blocks
+                if blocks * span - rest < until:
+                    until = blocks * span - rest
+            self.held, self.at, self.until = held, done, until + 1
+        return self.held

@@ -9,12 +9,15 @@ from typing import Protocol
 from forge.cost import CostModel
 from sim.clock import to_fs
 
+Chunks = Sequence[tuple[int, int]]
+
 
 class Times(Protocol):
     """Contract: a decode-only iteration of `rows` requests that hold `context` units of KV together takes
     `a + b * context` fs and samples `gain` units for each, with (a, b, gain) = `line(rows)`; `unit` of them are a
     token. `mixed` is one that also computes chunks of prompts, (tokens, tokens before them) each. Both are positive
-    and pure.
+    and pure. `run` is what `mixed` says of iterations in a row that compute one of the chunks each, the context growing
+    by `grown` units between them.
     """
 
     @property
@@ -22,7 +25,14 @@ class Times(Protocol):
 
     def line(self, rows: int) -> tuple[int, int, int]: ...
 
-    def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int: ...
+    def mixed(self, rows: int, context: int, chunks: Chunks) -> int: ...
+
+    def run(self, rows: int, context: int, grown: int, chunks: Chunks) -> list[int]: ...
+
+
+def one_by_one(times: Times, rows: int, context: int, grown: int, chunks: Chunks) -> list[int]:
+    """`Times.run` by `Times.mixed`, for whom no shorter way is known."""
+    return [times.mixed(rows, context + i * grown, (chunk,)) for i, chunk in enumerate(chunks)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +47,12 @@ class LineTimes:
     def line(self, rows: int) -> tuple[int, int, int]:
         return max(1, to_fs(self.step_s + self.row_s * rows)), 0, self.unit
 
-    def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:  # noqa: ARG002 - the contract
+    def mixed(self, rows: int, context: int, chunks: Chunks) -> int:  # noqa: ARG002 - the contract
         tokens = sum(tokens for tokens, _ in chunks)
         return max(1, to_fs(self.step_s + self.row_s * (rows + len(chunks)) + self.prefill_token_s * tokens))
+
+    def run(self, rows: int, context: int, grown: int, chunks: Chunks) -> list[int]:
+        return one_by_one(self, rows, context, grown, chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +70,11 @@ class SlowTimes:
         a, b, gain = self.times.line(rows)
         return round(a * self.factor), round(b * self.factor), gain
 
-    def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:
+    def mixed(self, rows: int, context: int, chunks: Chunks) -> int:
         return round(self.times.mixed(rows, context, chunks) * self.factor)
+
+    def run(self, rows: int, context: int, grown: int, chunks: Chunks) -> list[int]:
+        return one_by_one(self, rows, context, grown, chunks)
 
 
 class RooflineTimes:
@@ -78,12 +94,17 @@ class RooflineTimes:
             line = self._lines[rows] = to_fs(a), to_fs(b / self._dp), 1
         return line
 
-    def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:
+    def mixed(self, rows: int, context: int, chunks: Chunks) -> int:
         if self._dp > 1:
             return self._spread(rows, context, chunks)
         return int(self._cost.iteration(rows, context, chunks) * 1e15)
 
-    def _spread(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:
+    def run(self, rows: int, context: int, grown: int, chunks: Chunks) -> list[int]:
+        if self._dp > 1:
+            return one_by_one(self, rows, context, grown, chunks)
+        return [int(s * 1e15) for s in self._cost.run(rows, context, grown, chunks)]
+
+    def _spread(self, rows: int, context: int, chunks: Chunks) -> int:
         """A chunk is on one replica, and the others wait for the slowest: with few chunks one replica has one."""
         dp = self._dp
         mine = chunks[::dp] if len(chunks) > dp else chunks[:1]

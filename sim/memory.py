@@ -22,21 +22,13 @@ class Memory:
         self.planned = 0
 
     def fits(self, more: int) -> bool:
-        """Whether `more` blocks are free beside all that is in use; False may only mean that it is not obvious."""
-        decodes = self.decodes
-        upper = decodes.bound + decodes.count * ((self.planned - decodes.at) // decodes.span + 1)
-        return self.other + self.cache.stored + more + upper <= self.capacity
+        """Whether `more` blocks are free beside all that is in use."""
+        return self.other + self.cache.stored + more + self.decodes.settle(self.planned) <= self.capacity
 
     def evict(self, wanted: int = 0) -> bool:
         """Make room for `wanted` blocks beside what is in use; False where not all of it can be evicted."""
-        decodes, cache, planned = self.decodes, self.cache, self.planned
-        short = self.other + cache.stored + wanted - self.capacity
-        if decodes.exact and decodes.at == planned:
-            short += decodes.bound
-        elif short + decodes.bound + decodes.count * ((planned - decodes.at) // decodes.span + 1) > 0:
-            short += decodes.private(planned)
-        else:
-            return True  # by an upper bound of what decodes hold
+        cache = self.cache
+        short = self.other + cache.stored + wanted + self.decodes.settle(self.planned) - self.capacity
         if short > 0:
             if short > cache.loose:
                 return False
@@ -45,8 +37,8 @@ class Memory:
 
     def room(self) -> int:
         """Blocks that are free or may be evicted."""
-        held = self.other + self.cache.stored - self.cache.loose
-        return self.capacity - held - self.decodes.private(self.planned)
+        cache = self.cache
+        return self.capacity - self.other - cache.stored + cache.loose - self.decodes.settle(self.planned)
 
     def start(self, request: Request, kv: int) -> None:
         """It runs from now on, and has found `kv` tokens of its path here."""

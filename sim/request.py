@@ -19,7 +19,6 @@ class Request:
     """
 
     __slots__ = (
-        "blocks",
         "cancelled",
         "finish",
         "held",
@@ -77,7 +76,6 @@ class Request:
     finish: int  # where the instance's count of sampled units stands when it ends
     phase: int  # units held when that count is 0
     share: int  # blocks of its path
-    blocks: int  # private ones when it began to decode
     private: int  # private ones of a prefill, or of one that holds its KV
     held: tuple[Entry, ...]
     renewed: bool  # other weights were loaded while it ran: it stores nothing any more

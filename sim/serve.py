@@ -100,7 +100,7 @@ class Serving:
         if fabric is not None and isinstance(router, Fetching):
             self._fetching = router, Fetches(self.env, self.fleet, fabric)
         self._views = Instances(len(self.fleet.instances), trace.block)
-        self._signals = Signals(self.env, self.fleet, period_s, delay_s, self._on_report)
+        self._signals = Signals(self.env, self.fleet, period_s, delay_s, self._on_report, load=router.reads_load)
         self._sessions: Iterator[Session] = iter(trace.sessions())
         self._next: Session | None = next(self._sessions, None)
         self._loop = loop

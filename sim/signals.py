@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 from sim.alarm import SAMPLE, Alarm
 from sim.clock import to_fs
 from sim.front import Front
+from sim.kv import ChainCache
 
 
 class Report(NamedTuple):
-    """One instance at one time. `chains`: (chain, blocks held) of those that changed since its last report."""
+    """One instance at one time. `chains`: (chain, blocks held) of those that changed since its last report. A load
+    that nobody reads is 0."""
 
     instance: int
     running: int
@@ -25,16 +27,24 @@ class Signals:
     """Every `period_s` each instance is sampled; `delay_s` later `deliver` gets the report.
 
     With a period of 0 instances are asked whenever a router looks: what it sees is then `delay_s` old only if that is 0
-    too, so a delay needs a period. Call `refresh` before a view is made.
+    too, so a delay needs a period. Call `refresh` before a view is made. `load` False: nobody reads it.
     """
 
     def __init__(
-        self, env: Any, fleet: Front, period_s: float, delay_s: float, deliver: Callable[[Report], None]
+        self,
+        env: Any,
+        fleet: Front,
+        period_s: float,
+        delay_s: float,
+        deliver: Callable[[Report], None],
+        *,
+        load: bool = True,
     ) -> None:
         self._env = env
         self._fleet = fleet
         self._period, self._delay = to_fs(period_s), to_fs(delay_s)
         self._deliver = deliver
+        self._sample = self._all if load else self._chains
         self._under_way: deque[tuple[int, list[Report]]] = deque()
         self._last = [(-1, -1, -1)] * len(fleet.instances)
         self._seen = [-1] * len(fleet.instances)  # changes of each instance when it was last looked at
@@ -59,7 +69,7 @@ class Signals:
             self._under_way.append((now + self._delay, reports))
         self._alarm.set(now + self._period)
 
-    def _sample(self) -> list[Report]:
+    def _all(self) -> list[Report]:
         """Of the instances with news."""
         now: int = self._env.now
         reports = []
@@ -68,14 +78,28 @@ class Signals:
                 continue
             self._seen[i] = instance.changes
             instance.sync(now)
-            cache = instance.cache
-            dirty = cache.dirty
-            chains: tuple[tuple[int, int], ...] = ()
-            if dirty:
-                chains = tuple([(chain, cache.stored_of(chain)) for chain in sorted(dirty)])
-                dirty.clear()
+            chains = _changed(instance.cache)
             load = instance.running, len(instance.waiting), instance.free_blocks()
             if chains or load != self._last[i]:
                 reports.append(Report(i, *load, chains))
                 self._last[i] = load
         return reports
+
+    def _chains(self) -> list[Report]:
+        """Of the instances whose chains changed."""
+        now: int = self._env.now
+        reports = []
+        for i, instance in enumerate(self._fleet.instances):
+            if instance.storing:
+                instance.sync(now)
+            if instance.cache.dirty:
+                reports.append(Report(i, 0, 0, 0, _changed(instance.cache)))
+        return reports
+
+
+def _changed(cache: ChainCache) -> tuple[tuple[int, int], ...]:
+    if not (dirty := cache.dirty):
+        return ()
+    chains = tuple([(chain, cache.stored_of(chain)) for chain in sorted(dirty)])
+    dirty.clear()
+    return chains

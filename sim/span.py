@@ -65,8 +65,8 @@ class Span:
             k -= 1
         return k
 
-    def cut(self, now: int) -> None:
-        """End at the first boundary that is not before `now`."""
-        if self.length > 1 and now < self.end:
-            self.length = self.begun_before(now)
+    def cut(self, now: int, least: int = 1) -> None:
+        """End at the first boundary that is not before `now`, after `least` iterations at the earliest."""
+        if self.length > least and now < self.end:
+            self.length = max(self.begun_before(now), least)
             self.end = self.end_of(self.length)

@@ -16,14 +16,13 @@ although few tokens are decoded (latent attention on one device).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
 from forge.types import ForgeError
 from sim.engine import Instance
-from sim.iteration import Times
+from sim.iteration import Chunks, Times, one_by_one
 
 UNIT = 256  # of a token
 
@@ -91,13 +90,16 @@ class SpeculativeTimes:
             line = self._lines[rows] = a, round(b / UNIT), gain
         return line
 
-    def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:
+    def mixed(self, rows: int, context: int, chunks: Chunks) -> int:
         depth, held = self.depth(rows), context // UNIT
         verified = self._times.mixed(rows * (depth + 1), held, chunks)
         if not depth:
             return verified
         a, b, _ = self._times.line(rows)
         return verified + round(depth * self._head.draft_share * (a + b * held))
+
+    def run(self, rows: int, context: int, grown: int, chunks: Chunks) -> list[int]:
+        return one_by_one(self, rows, context, grown, chunks)
 
     # --- inside ------
 

@@ -35,6 +35,20 @@ def test_closed_form_is_the_sum_of_iterations(model: CostModel, rows: int, each:
     assert model.decode(rows, context, k) == pytest.approx(stepped, rel=1e-12)
 
 
+@given(
+    deployments,
+    st.integers(0, 256),
+    st.integers(0, 10**8),
+    st.integers(0, 256),
+    st.lists(st.tuples(st.integers(1, 8192), st.integers(0, 100_000)), min_size=1, max_size=5),
+)
+def test_a_run_is_iteration_after_iteration_to_the_last_bit(
+    model: CostModel, rows: int, context: int, grown: int, chunks: list[tuple[int, int]]
+) -> None:
+    each = [model.iteration(rows, context + i * grown, [chunk]) for i, chunk in enumerate(chunks)]
+    assert model.run(rows, context, grown, chunks) == each
+
+
 @given(deployments, st.integers(0, 256), st.integers(0, 100_000))
 def test_line_is_the_roofline(model: CostModel, rows: int, context: int) -> None:
     whole = float(seconds(work(model.on, rows, context), model.by))

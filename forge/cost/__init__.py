@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from math import pow
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -49,6 +50,9 @@ __all__ = [
     "work",
 ]
 
+ROOT: Final = 1.0 / SHARPNESS
+Constants = tuple[float, float, int, float, float, float, float, float, float]
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -63,6 +67,7 @@ class CostModel:
     decode_factor: float = 1.0
     prefill_factor: float = 1.0
     error: dict[str, float] = field(default_factory=dict)
+    _kept: list[Constants] = field(default_factory=list, init=False, repr=False, compare=False)
     _lines: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _tokens: list[float] = field(default_factory=list, init=False, repr=False, compare=False)
     _heads: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -76,33 +81,49 @@ class CostModel:
     def iteration(self, rows: int = 0, context: int = 0, prefill: Sequence[tuple[int, int]] = ()) -> float:
         """One engine iteration: a token for each of `rows` sequences that hold `context` tokens together, and chunks
         of prefill, (new tokens, tokens before them) each."""
-        line = self._lines.get(rows)
-        if line is None:
-            line = self.line(rows)
-        decode = line[0] + line[1] * context
+        a, b = self.line(rows)
+        decode = a + b * context
         if not prefill:
             return decode
-        pair_s, seen_s, window, window_s, context_s, step_s, launch, per_decode, added = self._constants
-        tokens, heads, device = rows, rows + len(prefill), rows * window_s + context * context_s
+        pair_s, seen_s, window, window_s, context_s, step_s, launch, per_decode, added = self._constants()
+        tokens, device = rows, rows * window_s + context * context_s
         for new, before in prefill:
             tokens += new
             pairs = new * before + new * (new + 1) / 2
             device += pairs * pair_s
             if window:
                 device += min(pairs, new * window) * seen_s
-        try:
-            device += self._tokens[tokens] + self._heads[heads]
-        except (IndexError, KeyError):
-            device += self._of_tokens(tokens) + self._of_heads(heads)
-        mixed: float = step_s + (device**SHARPNESS + launch) ** (1.0 / SHARPNESS)
+        device += self._of_tokens(tokens) + self._of_heads(rows + len(prefill))
+        mixed: float = step_s + pow(pow(device, SHARPNESS) + launch, ROOT)
         return decode + added * (mixed - decode * per_decode)
 
-    @cached_property
-    def _constants(self) -> tuple[float, float, int, float, float, float, float, float, float]:
+    def run(self, rows: int, context: int, grown: int, prefill: Sequence[tuple[int, int]]) -> list[float]:
+        """Iterations in a row, a chunk in each, the context growing by `grown` between them: what `iteration` says of
+        each, to the last bit, for a fraction of the time."""
+        a, b = self.line(rows)
+        pair_s, seen_s, window, window_s, context_s, step_s, launch, per_decode, added = self._constants()
+        heads, of_window, size, fixed, out = self._of_heads(rows + 1), rows * window_s, -1, 0.0, []
+        for new, before in prefill:
+            decode = a + b * context
+            pairs = new * before + new * (new + 1) / 2
+            device = of_window + context * context_s + pairs * pair_s
+            if window:
+                device += min(pairs, new * window) * seen_s
+            if new != size:
+                size, fixed = new, self._of_tokens(rows + new) + heads
+            device += fixed
+            mixed: float = step_s + pow(pow(device, SHARPNESS) + launch, ROOT)
+            out.append(decode + added * (mixed - decode * per_decode))
+            context += grown
+        return out
+
+    def _constants(self) -> Constants:
         """Seconds of a (query, key) pair in prefill, over all pairs and over those inside the window; the window;
         seconds of the windowed layers' attention for a decoding sequence, and of a token of context; of an iteration;
         what the host needs to launch one with prefill, as the smooth maximum wants it; the two factors as they apply.
-        """
+        Kept once computed."""
+        if self._kept:
+            return self._kept[0]
         on, by = self.on, self.by
         every, windowed = pair_flops(on)
         rate = on.hardware.peak("bf16") * by.attention_flops
@@ -111,7 +132,8 @@ class CostModel:
         context_s = self.line(0)[1] / self.decode_factor
         launch = float((on.model.layers * by.launch_s) ** SHARPNESS)
         factors = 1.0 / self.decode_factor, self.prefill_factor
-        return pair_s, seen_s, on.model.window, window_s, context_s, float(by.step_s), launch, *factors
+        self._kept.append((pair_s, seen_s, on.model.window, window_s, context_s, float(by.step_s), launch, *factors))
+        return self._kept[0]
 
     def _of_tokens(self, tokens: int) -> float:
         """Device seconds of what depends on how many tokens there are and not whose: a table, made when first asked."""

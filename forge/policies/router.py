@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from itertools import repeat
+from operator import sub
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from forge.instances import RouterView
 from forge.policies.scheduler import FORBID
@@ -11,7 +13,10 @@ from forge.types import ForgeError
 
 
 class Router(Protocol):
-    """Contract: returns the id of one of `view.instances`, which is never empty."""
+    """Contract: returns the id of one of `view.instances`, which is never empty. `reads_load`: the choice depends on
+    what instances report of their load (running, waiting, free_tokens), which need not be reported otherwise."""
+
+    reads_load: ClassVar[bool]
 
     def route(self, view: RouterView) -> int: ...
 
@@ -29,6 +34,7 @@ class RoundRobin:
     """Each request to the next instance, whatever its load."""
 
     __pydantic_config__ = FORBID
+    reads_load: ClassVar[bool] = False
     kind: Literal["round_robin"] = "round_robin"
     _calls: int = field(default=0, init=False, repr=False)
 
@@ -43,6 +49,7 @@ class LeastLoaded:
     """Fewest requests in flight; ties are broken by the draw, so that routers sharing a view do not herd."""
 
     __pydantic_config__ = FORBID
+    reads_load: ClassVar[bool] = False
     kind: Literal["least_loaded"] = "least_loaded"
 
     def route(self, view: RouterView) -> int:
@@ -56,6 +63,7 @@ class Random:
     """Any instance."""
 
     __pydantic_config__ = FORBID
+    reads_load: ClassVar[bool] = False
     kind: Literal["random"] = "random"
 
     def route(self, view: RouterView) -> int:
@@ -70,18 +78,19 @@ class CacheAware:
     the draw."""
 
     __pydantic_config__ = FORBID
+    reads_load: ClassVar[bool] = False
     kind: Literal["cache_aware"] = "cache_aware"
 
     def route(self, view: RouterView) -> int:
-        cached, instances = view.cached, view.instances
-        missing = [seen.prefill_tokens - cached.get(seen.instance, 0) for seen in instances]
-        least = min(missing)
-        ties = [i for i, tokens in enumerate(missing) if tokens == least] if missing.count(least) > 1 else ()
-        if not ties:
-            return instances[missing.index(least)].instance
-        in_flight = min(instances[i].in_flight for i in ties)
-        equal = [instances[i].instance for i in ties if instances[i].in_flight == in_flight]
-        return equal[int(view.draw * len(equal))]
+        instances = view.instances  # all are looked at for every request: by columns, not in a loop
+        ids, in_flight, _, queued, *_ = zip(*instances, strict=True)
+        cached = map(view.cached.get, ids, repeat(0))
+        loads = list(zip(map(sub, queued, cached), in_flight, strict=True))
+        least = min(loads)
+        chosen = loads.index(least)
+        for _ in range(int(view.draw * loads.count(least))):
+            chosen = loads.index(least, chosen + 1)
+        return instances[chosen].instance
 
 
 @dataclass(kw_only=True)
@@ -97,6 +106,7 @@ class KvCentric:
     """
 
     __pydantic_config__ = FORBID
+    reads_load: ClassVar[bool] = False
     kind: Literal["kv_centric"] = "kv_centric"
     token_s: float = 1.6e-4
     transfer_token_s: float = 3.8e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -13,7 +14,8 @@ from worlds import scenario, trace_of
 
 from forge import trace as ev
 from forge.instances import InstanceView, RouterView
-from forge.policies import AnyRouter, AnyScheduler, AnySync, EveryK, Policies
+from forge.policies import AnyRouter, AnyScheduler, AnySync, CacheAware, EveryK, Policies
+from forge.policies.router import KvCentric
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
 from forge.scenario import Scenario, parse, resolved
@@ -155,6 +157,31 @@ def test_a_route_is_a_live_instance_and_a_pure_function_of_what_was_seen(
         chosen = one.route(view)
         assert chosen in {i.instance for i in live}
         assert other.route(copy.deepcopy(view)) == chosen
+
+
+@pytest.mark.parametrize("cls", [*ROUTERS, KvCentric])
+@given(live=instances, draw=st.floats(0, 1, exclude_max=True), seed=st.integers(0, 99))
+def test_who_does_not_read_the_load_does_not_depend_on_it(
+    cls: type[Any], live: list[InstanceView], draw: float, seed: int
+) -> None:
+    assert not cls.reads_load  # one that does has nothing to show here
+    rng = random.Random(seed)
+    others = [
+        i._replace(running=rng.randrange(9), waiting=rng.randrange(9), free_tokens=rng.randrange(9)) for i in live
+    ]
+    seen = [RouterView(1.0, draw, "0.0", 0, 5, tuple(sorted(one)), {live[0].instance: 3}) for one in (live, others)]
+    assert cls().route(seen[0]) == cls().route(seen[1])
+
+
+@given(live=instances, cached=st.dictionaries(st.integers(0, 50), st.integers(1, 5)), draw=st.floats(0, 0.99))
+def test_cache_aware_takes_the_least_that_is_missing(
+    live: list[InstanceView], cached: dict[int, int], draw: float
+) -> None:
+    live = [one._replace(prefill_tokens=one.version) for one in live]
+    chosen = CacheAware().route(RouterView(1.0, draw, "0.0", 0, 5, tuple(live), cached))
+    scores = {i.instance: (i.prefill_tokens - cached.get(i.instance, 0), i.in_flight) for i in live}
+    best = [i for i in scores if scores[i] == min(scores.values())]
+    assert chosen == best[int(draw * len(best))]
 
 
 @pytest.mark.parametrize("cls", ROUTERS)

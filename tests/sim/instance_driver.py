@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from sim.engine import Instance, Load, LoadMode, Shape
+from sim.iteration import one_by_one
 from sim.request import Request
 
 MODES: tuple[LoadMode, ...] = ("in_flight", "drain", "abort")
@@ -25,6 +26,9 @@ class Plain:
 
     def mixed(self, rows: int, context: int, chunks: Sequence[tuple[int, int]]) -> int:
         return 1000 + 10 * rows + 3 * context + sum(20 * new + new * before // 7 for new, before in chunks)
+
+    def run(self, rows: int, context: int, grown: int, chunks: Sequence[tuple[int, int]]) -> list[int]:
+        return one_by_one(self, rows, context, grown, chunks)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -172,6 +173,8 @@ def test_impossible_settings_are_refused(wrong: dict[str, float]) -> None:
 
 class Told:
     """Goes and fetches as it is told, request by request."""
+
+    reads_load: ClassVar[bool] = False
 
     def __init__(self, *plan: tuple[int, int | None]) -> None:
         self._plan = iter(plan)
