@@ -1,17 +1,13 @@
 """Replay of real vLLM runs, request by request (`vllm_measured/*`): when each would have had its first and last token.
 
-The engine is stepped as vLLM's scheduler works: decodes first, then running prefills, then waiting requests in order
-of arrival, within a budget of tokens, of sequences and of KV; where KV runs out, the request that came last is
-preempted and computed again. A few efficiencies are calibrated on every second request, and the others are scored.
+The simulator serves a run's requests (`sim.serve`). A few efficiencies are calibrated on every second of them, and the
+others are scored.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,12 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forge.cost import CostModel, Deployment, Efficiencies, hardware, model_card
+from forge.policies.router import RoundRobin
 from forge.types import ForgeError, Json
+from sim.clock import to_s
+from sim.engine import Instance, Shape
+from sim.iteration import RooflineTimes
 from sim.robust import robust_fit, slopes_by_difference
+from sim.serve import Serving
+from sim.sessions import Session, Step
+from sim.traces.reading import Recorded
 
 Array = NDArray[np.float64]
 
 FOLDER = "vllm_measured"
+BLOCK = 16  # tokens of a KV block, vLLM's default
 HARDWARE = {"RTX4090": "rtx_4090", "RTXPRO6000": "rtx_pro_6000"}
 #: What is calibrated, and sigma of its log around the defaults of `Efficiencies`.
 CALIBRATED = {"bandwidth": 0.1, "flops": 0.3, "attention_bandwidth": 0.2, "step_s": 0.7, "row_s": 0.7}
@@ -63,30 +67,6 @@ class Run:
     sequences: int
     kv_tokens: int | None
     requests: tuple[Request, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """A request in the engine. `need` tokens are to be prefilled, after a preemption those sampled before too."""
-
-    index: int
-    need: int
-    left: int
-    filled: int = 0
-    sampled_at: int = 0
-
-
-@dataclass(slots=True)
-class _Engine:
-    """State between iterations. `context`: KV tokens of decoding sequences; `held`: of all."""
-
-    waiting: deque[_Slot] = field(default_factory=deque)
-    prefilling: list[_Slot] = field(default_factory=list)
-    decoding: dict[int, _Slot] = field(default_factory=dict)
-    ends: list[tuple[int, int]] = field(default_factory=list)
-    iteration: int = 0
-    context: int = 0
-    held: int = 0
 
 
 def load(data: Path) -> list[Run]:
@@ -133,103 +113,20 @@ def _load(folder: Path) -> Run:
 
 
 def replay(run: Run, cost: CostModel) -> list[Request]:
-    """The run's requests with the times that the model gives."""
-    engine, now, coming = _Engine(), 0.0, 0
+    """The run's requests with the times that the simulator gives them on one instance. Raises ForgeError for one that
+    does not fit there."""
+    sessions = [
+        Session(name=str(i), start_s=one.arrival_s, steps=(Step(prompt=one.prompt, output=one.output),))
+        for i, one in enumerate(run.requests)
+    ]
     capacity = run.kv_tokens if run.kv_tokens is not None else int(run.on.kv_tokens)
-    if (most := max(one.prompt + one.output for one in run.requests)) > capacity:
-        raise ForgeError(f"{run.name}: a request needs {most} tokens of KV, more than the engine's {capacity}")
-    first, last = [0.0] * len(run.requests), [0.0] * len(run.requests)
-    while True:
-        while coming < len(run.requests) and run.requests[coming].arrival_s <= now:
-            one = run.requests[coming]
-            engine.waiting.append(_Slot(coming, one.prompt, one.output))
-            coming += 1
-        if not (engine.waiting or engine.prefilling or engine.decoding):
-            if coming == len(run.requests):
-                break
-            now = run.requests[coming].arrival_s
-            continue
-        chunks = _plan(engine, run, capacity)
-        spans = [(tokens, slot.filled) for slot, tokens in chunks]
-        now += cost.iteration(len(engine.decoding), engine.context, spans)
-        for index, began in _advance(engine, chunks):
-            if began and not first[index]:
-                first[index] = now
-            last[index] = now
-    return [replace(one, first_s=a, last_s=b) for one, a, b in zip(run.requests, first, last, strict=True)]
-
-
-def _plan(engine: _Engine, run: Run, capacity: int) -> list[tuple[_Slot, int]]:
-    """The chunks to prefill in the next iteration. An iteration that preempts admits nobody."""
-    preempted = False
-    while len(engine.decoding) > 1 and engine.held + len(engine.decoding) > capacity:
-        _preempt(engine)
-        preempted = True
-    budget = run.token_budget - len(engine.decoding)
-    free = capacity - engine.held - len(engine.decoding)
-    chunks = []
-    for slot in engine.prefilling:
-        if (tokens := min(budget, free, slot.need - slot.filled)) > 0:
-            chunks.append((slot, tokens))
-            budget, free = budget - tokens, free - tokens
-    while not preempted and engine.waiting and min(budget, free) > 0:
-        if len(engine.prefilling) + len(engine.decoding) >= run.sequences:
-            break
-        tokens = min(budget, engine.waiting[0].need)
-        if tokens > free:
-            break
-        slot = engine.waiting.popleft()
-        engine.prefilling.append(slot)
-        chunks.append((slot, tokens))
-        budget, free = budget - tokens, free - tokens
-    if not chunks and not engine.decoding:  # prompts that hold each other up: the last one gives way
-        slot = engine.prefilling.pop()
-        engine.held -= slot.filled
-        engine.waiting.appendleft(_Slot(slot.index, slot.need, slot.left))
-        return _plan(engine, run, capacity)
-    return chunks
-
-
-def _preempt(engine: _Engine) -> None:
-    """The decoding request that arrived last waits again, in front, with all it had to be computed anew."""
-    slot = engine.decoding.pop(max(engine.decoding))
-    sampled = engine.iteration - slot.sampled_at
-    engine.held -= slot.need + sampled
-    engine.context -= slot.need + sampled
-    # All that was sampled is prompt now, the last token too, which had no KV yet.
-    engine.waiting.appendleft(_Slot(slot.index, slot.need + sampled + 1, slot.left - sampled))
-
-
-def _advance(engine: _Engine, chunks: Sequence[tuple[_Slot, int]]) -> list[tuple[int, bool]]:
-    """After the iteration: (request, whether it sampled its first token now) of those that began or ended."""
-    engine.iteration += 1
-    engine.context += len(engine.decoding)
-    engine.held += len(engine.decoding)
-    told = []
-    while engine.ends and engine.ends[0][0] == engine.iteration:
-        _, index = heapq.heappop(engine.ends)
-        slot = engine.decoding.get(index)
-        if slot is None or slot.sampled_at + slot.left != engine.iteration:
-            continue  # preempted since
-        del engine.decoding[index]
-        engine.context -= slot.need + slot.left
-        engine.held -= slot.need + slot.left
-        told.append((index, False))
-    for slot, tokens in chunks:
-        slot.filled += tokens
-        engine.held += tokens
-        if slot.filled == slot.need:
-            engine.prefilling.remove(slot)
-            slot.left -= 1
-            slot.sampled_at = engine.iteration
-            told.append((slot.index, True))
-            if slot.left > 0:
-                engine.decoding[slot.index] = slot
-                engine.context += slot.need
-                heapq.heappush(engine.ends, (engine.iteration + slot.left, slot.index))
-            else:
-                engine.held -= slot.need
-    return told
+    shape = Shape(block=BLOCK, capacity=capacity // BLOCK, budget=run.token_budget, seats=run.sequences)
+    instance = Instance(RooflineTimes(cost), shape)
+    rows = sorted(Serving(Recorded(BLOCK, tuple(sessions)), [instance], RoundRobin()).run())
+    return [
+        replace(one, first_s=to_s(row.first), last_s=to_s(row.ended))
+        for one, row in zip(run.requests, rows, strict=True)
+    ]
 
 
 def calibrate(run: Run) -> CostModel:

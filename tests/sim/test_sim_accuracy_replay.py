@@ -1,4 +1,4 @@
-"""The replayed engine: conservation, preemption, the order of service; recovery of what made a run; loader errors."""
+"""Runs replayed by the simulator: conservation, preemption, order of service; recovery of what made a run; errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_less_memory_is_never_faster() -> None:
 
 def test_a_request_beyond_the_memory_is_refused() -> None:
     run = run_of([(0.0, 400, 200)], kv_tokens=500)
-    with pytest.raises(ForgeError, match="needs 600 tokens of KV, more than the engine's 500"):
+    with pytest.raises(ForgeError, match=r"400 \+ 200 tokens take 38 KV blocks, more than the 31 of an instance"):
         replay(run, CostModel(run.on))
 
 
