@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from forge.sections import Positive, Seconds, Section
 from forge.sections_agents import AgentDomain
 from forge.sections_rollout import Prefill, Speculation, TierSizes
+
+#: of reports: a simulated hour of reports at this period takes some seconds, at a hundredth of it many minutes
+LEAST_PERIOD_S = 0.01
 
 
 class Deployed(Section):
@@ -36,8 +39,18 @@ class Deployed(Section):
 class SignalTimes(Section):
     """An instance reports its load and its cached prefixes every `period_s`; routers know `delay_s` later."""
 
-    period_s: Annotated[float, Field(gt=0)] = 1.0
+    period_s: float = 1.0
     delay_s: Seconds = 0.1
+
+    @field_validator("period_s")
+    @classmethod
+    def _no_shorter_than_it_pays(cls, period_s: float) -> float:
+        if period_s < LEAST_PERIOD_S:
+            raise ValueError(
+                f"iterations of most deployments take longer, so such reports bring no news and take long to simulate; "
+                f"give at least {LEAST_PERIOD_S:g}, or leave sim.signals out: routers then see what is in flight"
+            )
+        return period_s
 
 
 class SimDomain(Section):

@@ -59,6 +59,11 @@ def base(**over: Any) -> dict[str, Any]:
             "fraction = nan: Input should",
         ),
         ({"live": {"max_turns": 3}}, "live.max_turns: unknown key"),
+        (
+            {"sim": {"signals": {"period_s": 0.001}}},
+            "sim.signals.period_s = 0.001: iterations of most deployments take longer, so such reports bring no news "
+            "and take long to simulate; give at least 0.01",
+        ),
     ],
 )
 def test_a_fault_is_one_line_with_its_path(over: dict[str, Any], message: str) -> None:
