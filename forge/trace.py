@@ -196,13 +196,15 @@ class InstanceUp(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage(Event):
-    """Counters since the life began, per instance: busy seconds, steps, tokens prefilled and decoded."""
+    """Counters since the life began, per instance: busy seconds, steps, tokens prefilled and decoded; and of prompts
+    those found in its KV instead, empty where nobody counted."""
 
     e: ClassVar[str] = "usage"
     busy_s: tuple[float, ...]
     steps: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
     decode_tokens: tuple[int, ...]
+    cached_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,6 +54,7 @@ class Rollout:
         self._instances = made.instances
         self._front = made.front  # the first ones are routed to, and all that the control loop knows
         self._live = [True] * len(made.instances)
+        self._found = [0] * len(made.instances)  # prompt tokens that were cached, by where their request was sent
         self._block = scenario.sim.block
         signals = scenario.sim.signals
         self._signals = None
@@ -129,6 +130,7 @@ class Rollout:
             steps=tuple(c.iterations for c in counters),
             prefill_tokens=tuple(c.prefill_tokens for c in counters),
             decode_tokens=tuple(c.sampled_tokens for c in counters),
+            cached_tokens=tuple(self._found),
         )
 
     # --- inside ------
@@ -157,8 +159,9 @@ class Rollout:
         )
 
     def on_first_token(self, instance: int, request: Request) -> None:  # noqa: ARG002 - the listener's signature
-        now = self._now()
-        request.owner.first_s = now
+        now, call = self._now(), request.owner
+        call.first_s = now
+        self._found[call.instance] += (request.hit or 0) + call.prompt - request.prompt
         if self._requests is None:
             self._control.account(ev.FirstToken(t=now, request=request.id))
         else:

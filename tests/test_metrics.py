@@ -277,6 +277,15 @@ def test_engine_work_before_the_first_item_is_not_the_runs() -> None:
     assert (run.busy_s, run.engine_steps, run.prefill_tokens, run.decode_tokens) == (0.5, 1, 1, 2)
 
 
+def test_the_cached_share_is_measured_or_null_with_a_reason() -> None:
+    usage = {"busy_s": (1.0,), "steps": (1,), "prefill_tokens": (30,), "decode_tokens": (9,)}
+    told = summarise([*story()[:3], ev.Usage(t=2.0, **usage)], RULED)
+    assert told["cached_share"] is None
+    assert "count no cached tokens" in told["null_reasons"]["cached_share"]
+    more = [ev.Usage(t=2.0, cached_tokens=(70,), **usage), ev.Usage(t=3.0, cached_tokens=(70,), **usage)]
+    assert summarise([*story()[:3], *more], RULED)["cached_share"] == 0.7
+
+
 # --- estimators ------
 
 

@@ -3,7 +3,7 @@
 In:  ("add", EngineRequest), ("cancel", id), ("load", folder | None, version, mode)
 Out: ("ready", max_context), ("deltas", [Delta], counters), ("refused", id, text), ("loaded", version, seconds),
      ("load_failed", version, text)
-`counters` is (busy_s, steps, prefill_tokens, decode_tokens) since this process began.
+`counters` is (busy_s, steps, prefill_tokens, decode_tokens, cached_tokens) since this process began.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ class EngineLoop:
 
     def _ship(self, deltas: list[Delta]) -> None:
         stats = self.engine.stats
-        self.pipe.send(("deltas", deltas, (stats.busy_s, stats.steps, stats.prefill_tokens, stats.decode_tokens)))
+        counters = stats.busy_s, stats.steps, stats.prefill_tokens, stats.decode_tokens, stats.cached_tokens
+        self.pipe.send(("deltas", deltas, counters))
 
 
 def _join(bundle: list[Delta]) -> Delta:

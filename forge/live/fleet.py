@@ -17,7 +17,8 @@ from forge.scenario import Scenario
 from forge.types import ForgeError
 
 MAX_RESTARTS = 5
-Counters = tuple[float, int, int, int]  # busy seconds, steps, tokens prefilled, tokens decoded
+Counters = tuple[float, int, int, int, int]  # busy seconds, steps, tokens prefilled, decoded and found cached
+NONE: Counters = (0.0, 0, 0, 0, 0)
 
 
 class FleetEvents(Protocol):
@@ -38,8 +39,8 @@ class _Instance:
     version: int
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     streams: dict[str, asyncio.Queue[Delta | Exception]] = field(default_factory=dict)
-    counters: Counters = (0.0, 0, 0, 0)
-    before: Counters = (0.0, 0, 0, 0)  # of earlier processes of this instance in this life
+    counters: Counters = NONE
+    before: Counters = NONE  # of earlier processes of this instance in this life
     restarts: int = 0
     broken: Exception | None = None  # it cannot start: no restart would help
 
@@ -173,7 +174,7 @@ class Fleet:
             self._give_up(instance, ForgeError(f"engine {index} died {MAX_RESTARTS + 1} times; see `forge doctor`"))
             return
         self._events.instance_down(index, "process died")
-        instance.before, instance.counters = _add(instance.before, instance.counters), (0.0, 0, 0, 0)
+        instance.before, instance.counters = _add(instance.before, instance.counters), NONE
         instance.restarts += 1
         instance.version = self._newest[1]
         instance.child = self._spawn(index)
@@ -181,4 +182,4 @@ class Fleet:
 
 
 def _add(a: Counters, b: Counters) -> Counters:
-    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3], a[4] + b[4])

@@ -201,9 +201,16 @@ class LiveWorld:
         self.fleet.load(folder, step, mode)
 
     def account_usage(self) -> None:
-        busy, steps, prefill, decode = zip(*self.fleet.counters(), strict=True)
+        busy, steps, prefill, decode, cached = zip(*self.fleet.counters(), strict=True)
         self.control.account(
-            ev.Usage(t=self.clock(), busy_s=busy, steps=steps, prefill_tokens=prefill, decode_tokens=decode)
+            ev.Usage(
+                t=self.clock(),
+                busy_s=busy,
+                steps=steps,
+                prefill_tokens=prefill,
+                decode_tokens=decode,
+                cached_tokens=cached,
+            )
         )
 
     # --- what the fleet reports (FleetEvents) ------

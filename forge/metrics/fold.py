@@ -92,10 +92,11 @@ class RunFold:
     ttft_s: array[float] = field(default_factory=lambda: array("d"))
     tpot_s: array[float] = field(default_factory=lambda: array("d"))
     sampled_tokens: int = 0  # of requests that left their instance
-    busy_s: float = 0.0  # summed over instances and lives, as are the three below
+    busy_s: float = 0.0  # summed over instances and lives, as are the four below
     engine_steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    cached_tokens: int | None = None  # of prompts, found instead of prefilled
     usage: list[tuple[float, float]] = field(default_factory=list)  # seconds, busy_s so far
     instance_usage: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)  # the same, per instance
     #: three numbers a request: routed at, prompt tokens, of those believed cached
@@ -105,7 +106,7 @@ class RunFold:
     _head: int = 0
     _sent: dict[str, tuple[int, float, float | None]] = field(default_factory=dict)  # position, routed, first token
     _batch: tuple[float, tuple[int, ...]] | None = None  # started, positions
-    _last: list[tuple[float, int, int, int]] = field(default_factory=list)  # counters per instance at last usage
+    _last: list[tuple[float, int, int, int, int]] = field(default_factory=list)  # counters per instance at last usage
 
     def apply(self, event: ev.Event) -> None:
         before, self.wall_s = self.wall_s, max(self.wall_s, event.t)
@@ -196,10 +197,11 @@ class RunFold:
         self._left(request.position, request.first_s, request.completed)
 
     def _usage(self, event: ev.Usage) -> None:
-        now = list(zip(event.busy_s, event.steps, event.prefill_tokens, event.decode_tokens, strict=True))
+        found = event.cached_tokens or (0,) * len(event.busy_s)
+        now = list(zip(event.busy_s, event.steps, event.prefill_tokens, event.decode_tokens, found, strict=True))
         if not self.items:  # what engines did before the first item (held-out evaluation) is no work of the run
             self._last = now
-        zero = (0.0, 0, 0, 0)
+        zero = (0.0, 0, 0, 0, 0)
         busy = list(self.instance_usage[-1][1]) if self.instance_usage else [0.0] * len(now)
         for i, counters in enumerate(now):
             last = self._last[i] if i < len(self._last) else zero
@@ -210,6 +212,8 @@ class RunFold:
             self.engine_steps += counters[1] - last[1]
             self.prefill_tokens += counters[2] - last[2]
             self.decode_tokens += counters[3] - last[3]
+            if event.cached_tokens:
+                self.cached_tokens = (self.cached_tokens or 0) + counters[4] - last[4]
         self._last = now
         self.usage.append((event.t, self.busy_s))
         self.instance_usage.append((event.t, tuple(busy)))

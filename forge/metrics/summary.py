@@ -37,6 +37,7 @@ ESTIMATORS = {
     "forwarded_tokens_per_s": "tokens the trainer forwarded, without padding and without what processing dropped, over "
     "wall_s",
     "trainer_idle_fraction": "share of wall_s with no batch between step_started and committed",
+    "cached_share": "tokens of prompts that engines found in their KV, over these and the tokens prefilled",
     "engine_idle_fraction": "1 - busy seconds of all instances over wall_s x instances",
 }
 
@@ -133,6 +134,9 @@ def _throughput(out: Figures, run: RunFold) -> None:
     complete = bool(forwarded) and len(forwarded) == len(run.steps) and run.wall_s > 0
     unknown = "the simulator processes no samples" if run.world == "sim" else "not every step reported forward_tokens"
     out.put("forwarded_tokens_per_s", sum(forwarded) / run.wall_s if complete else None, unknown)
+    found, computed = run.cached_tokens, run.prefill_tokens
+    share = None if found is None or not found + computed else found / (found + computed)
+    out.put("cached_share", share, "the trace's usage events count no cached tokens, or no prompt was computed")
 
 
 def _parts(out: Figures, run: RunFold, instances: int) -> None:

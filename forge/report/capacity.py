@@ -52,7 +52,7 @@ def text(lines: Lines) -> str:
 def _tokens(run: RunFold) -> dict[str, float]:
     trained = sum(step.tokens for step in run.steps)
     prompts, cached = sum(run.prompts[1::3]), sum(run.prompts[2::3])
-    sent = {"of prompts": prompts, "of them believed cached": cached}
+    sent = {"of prompts": prompts, "of them believed cached": cached, "found cached": run.cached_tokens or 0}
     return {**sent, "prefilled": run.prefill_tokens, "decoded": run.decode_tokens, "trained": trained}
 
 

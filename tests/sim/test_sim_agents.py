@@ -120,6 +120,17 @@ def test_a_first_prompt_beyond_the_engines_context_is_refused() -> None:
     assert agents(engine={"max_context": 3501}).engine.max_context == 3501
 
 
+def test_prompt_tokens_are_found_or_computed(run: tuple[Run, RunFolder]) -> None:
+    """Once each where nobody is preempted, crashes or computes anew."""
+    calm = simulate(agents(items=10, deployment={"kv_tokens": 400_000}, queue={"item_timeout_s": 1e6}))
+    last = of_kind(calm, ev.Usage)[-1]
+    prompts = sum(e.prompt_tokens for e in of_kind(calm, ev.Routed))
+    assert sum(last.cached_tokens) + sum(last.prefill_tokens) == prompts
+    assert all(0 < found < prompts for found in last.cached_tokens)
+    made, _ = run
+    assert sum(of_kind(made, ev.Usage)[-1].cached_tokens) > 0
+
+
 def test_prefixes_are_found(run: tuple[Run, RunFolder]) -> None:
     """Of a conversation's prompts all but the new tool result was there before; weights loads and crashes cost some."""
     made, _ = run
