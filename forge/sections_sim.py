@@ -85,7 +85,8 @@ class Sim(Section):
     row_s: Seconds = 1e-4
     prefill_token_s: Seconds = 2e-5
     cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of prompt tokens whose KV is reused
-    #: seconds of agent and gateway work around one completion, on one shared core, and its fixed latency
+    cached_share_later: Annotated[float, Field(ge=0, lt=1)] | None = None  # of a later turn's; None: as of the first's
+    #: seconds of agent and gateway work around one completion, on one core that all share, and its fixed latency
     request_cpu_s: Seconds = 3e-3
     request_latency_s: Seconds = 2e-3
     #: a trainer step takes data_s + train_step_s + train_token_s * tokens; then it saves; an engine loads

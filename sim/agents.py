@@ -12,6 +12,7 @@ from forge.scenario import Scenario
 from forge.types import DeathReason
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import to_fs, to_s
+from sim.core import Core
 from sim.rollout import Call, Rollout
 from sim.sessions import Frontier
 from sim.train_tokens import train_tokens
@@ -42,19 +43,6 @@ class Item:
     ended: bool = False
 
 
-class Core:
-    """One shared processor, first come first served: the gateway and agent processes of a live run are CPU bound."""
-
-    def __init__(self, work_s: float, latency_s: float) -> None:
-        self._work, self._latency = to_fs(work_s), to_fs(latency_s)
-        self._free = 0
-
-    def delay(self, now: int) -> int:
-        """Femtoseconds until the work around one completion, asked for now, is done."""
-        self._free = max(self._free, now) + self._work
-        return self._free - now + self._latency
-
-
 class Agents:
     """`on_end` is called when an item has ended, finished or dead."""
 
@@ -72,9 +60,8 @@ class Agents:
         self._rollout = rollout
         self._work = work
         sim = scenario.sim
-        self._core = (
-            Core(sim.request_cpu_s, sim.request_latency_s) if sim.request_cpu_s + sim.request_latency_s else None
-        )
+        works = sim.request_cpu_s + sim.request_latency_s > 0
+        self._core = Core(env, sim.request_cpu_s, sim.request_latency_s) if works else None
         self._timeout = to_fs(scenario.queue.item_timeout_s)
         self._merged = scenario.train.merge == "tree"
         self._on_end = on_end
@@ -115,11 +102,8 @@ class Agents:
         member.tool_wait_s += waited_s
         if self._core is None:
             self._rollout.when_live(lambda: self._send(member, number, attempt))
-            return
-        self._at(
-            self._core.delay(self._env.now),
-            lambda: self._rollout.when_live(lambda: self._send(member, number, attempt)),
-        )
+        else:
+            self._core.before(lambda: self._rollout.when_live(lambda: self._send(member, number, attempt)))
 
     def _send(self, member: Member, number: int, attempt: int) -> None:
         """One completion; sent again for as long as its instance crashes under it."""
@@ -132,8 +116,10 @@ class Agents:
                 return
             if call.lost:
                 self._ask(member, number, 0.0, attempt + 1)
-            else:
+            elif self._core is None:
                 self._answered(member, number)
+            else:
+                self._core.after(lambda: self._answered(member, number))
 
         retry = f".r{attempt}" if attempt else ""
         name = f"{member.item.position}.{member.number}.{number}{retry}"
@@ -141,6 +127,8 @@ class Agents:
         member.calls[number] = self._rollout.send(name, member.item.position, member.number, number, step, answered)
 
     def _answered(self, member: Member, number: int) -> None:
+        if member.item.ended:
+            return
         steps = member.work.steps
         member.turns += 1
         member.tokens += steps[number].output

@@ -15,7 +15,8 @@ from forge.scenario import Scenario
 from forge.sections import DomainMix, Stop, ToolWait
 from forge.sections_sim import Sim, SimDomain
 from forge.types import ForgeError
-from sim.fit import fit_core, fit_domain, fit_line, shared_variance, usage_rows
+from sim.core_fit import fit_core
+from sim.fit import cached_shares, fit_domain, fit_line, shared_variance, usage_rows
 from sim.measure import intervals, measure
 from sim.paths import Paths, read_paths
 from sim.predict import with_seed
@@ -51,7 +52,7 @@ def calibrate(events: Sequence[ev.Event], scenario: Scenario, source: str | None
         raise ForgeError(f"{source or 'trace'}: nothing to calibrate on: no trainer step, or no trajectory that ended")
     quality: Quality = {}
     fields = {
-        **_engine(events, scenario.sim, quality),
+        **_engine(events, quality),
         **_agent_side(paths, quality),
         **_training(steps, quality),
         **_loads(events),
@@ -77,10 +78,10 @@ def _domain(mix: DomainMix, paths: Paths, scenario: Scenario) -> SimDomain:
     model = fit_domain(mix.name, paths, scenario.sim.domains.get(mix.name, SimDomain()))
     if scenario.queue.group == 1 or not paths.of(mix.name):
         return model  # nothing shows what an item's members share
-    return model.model_copy(update={"item_share": _match_share(model, mix, scenario)})
+    return model.model_copy(update={"item_share": match_share(model, mix, scenario)})
 
 
-def _match_share(model: SimDomain, mix: DomainMix, scenario: Scenario) -> float:
+def match_share(model: SimDomain, mix: DomainMix, scenario: Scenario) -> float:
     """The `item_share` whose drawn members share as much variance of log length as `model.item_share` measured."""
     low, high = 0.0, 1.0
     for _ in range(7):
@@ -96,21 +97,17 @@ def _match_share(model: SimDomain, mix: DomainMix, scenario: Scenario) -> float:
     return share
 
 
-def _engine(events: Sequence[ev.Event], sim: Sim, quality: Quality) -> Fitted:
+def _engine(events: Sequence[ev.Event], quality: Quality) -> Fitted:
     rows = usage_rows(events)
     if len(rows) < 2:
         return {}
     line = fit_line(rows[:, 1:], rows[:, 0])
     quality |= {"engine.r2": line.r2, "engine.error": line.error, "engine.rows": line.rows}
     step_s, row_s, prefill_token_s = line.coefficients
-    prompts = sum(e.prompt_tokens for e in events if isinstance(e, ev.Routed))
-    cached = 1.0 - float(rows[:, 3].sum()) / prompts if prompts else sim.cached_share
-    return {
-        "step_s": max(step_s, 1e-9),
-        "row_s": row_s,
-        "prefill_token_s": prefill_token_s,
-        "cached_share": min(0.99, max(0.0, cached)),
-    }
+    fitted = {"step_s": max(step_s, 1e-9), "row_s": row_s, "prefill_token_s": prefill_token_s}
+    if (shares := cached_shares(events)) is not None:
+        fitted |= {"cached_share": shares[0], "cached_share_later": shares[1]}
+    return fitted
 
 
 def _agent_side(paths: Paths, quality: Quality) -> Fitted:

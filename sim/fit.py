@@ -73,6 +73,37 @@ def usage_rows(events: Sequence[ev.Event]) -> Array:
     return np.array(rows, dtype=np.float64).reshape(-1, 4)
 
 
+def cached_shares(events: Sequence[ev.Event]) -> tuple[float, float] | None:
+    """Shares of a first and of a later turn's prompt tokens that were not computed; None where no prompt is seen.
+
+    A line through what was computed between two usage events, by the prompt tokens of the requests whose first token
+    came meanwhile, then scaled so that all that was computed comes out.
+    """
+    rows: list[list[float]] = []
+    routed: dict[str, ev.Routed] = {}
+    asked, last = [0.0, 0.0], 0.0
+    for event in events:
+        if isinstance(event, ev.Resumed):
+            last = 0.0
+        elif isinstance(event, ev.Routed):
+            routed[event.request] = event
+        elif isinstance(event, ev.FirstToken) and (request := routed.pop(event.request, None)) is not None:
+            asked[request.turn > 0] += request.prompt_tokens
+        elif isinstance(event, ev.Usage):
+            computed = float(sum(event.prefill_tokens))
+            if sum(asked):
+                rows.append([computed - last, *asked])
+            asked, last = [0.0, 0.0], computed
+    table = np.array(rows, dtype=np.float64).reshape(-1, 3)
+    if not len(table):
+        return None
+    line = fit_line(table[:, 1:], table[:, 0])
+    fitted = float((table[:, 1:] @ np.array(line.coefficients)).sum())
+    scale = float(table[:, 0].sum()) / fitted if fitted > 0 else 1.0
+    first, later = (min(0.99, max(0.0, 1.0 - scale * share)) for share in line.coefficients)
+    return first, later
+
+
 def fit_domain(name: str, paths: Paths, fallback: SimDomain) -> SimDomain:
     """Workload of one domain; `fallback` where the trace holds none of its members.
 
@@ -132,48 +163,3 @@ def shared_variance(groups: Sequence[Sequence[float]]) -> float:
     size = count / len(groups)
     total = between + (size - 1.0) * within
     return min(1.0, max(0.0, (between - within) / total)) if total > 0 else 0.0
-
-
-def fit_core(paths: Sequence[Path]) -> tuple[float, float, float]:
-    """(request_cpu_s, request_latency_s, mean seconds measured) of the agent side: from ready to routed.
-
-    An undisturbed request (the 5% quantile) takes work + latency. The work is then what makes first come, first
-    served on one core, replayed over the measured arrivals, wait as long on average as was measured.
-    """
-    arrivals = sorted(arrival for path in paths for arrival in _arrivals(path))
-    if not arrivals:
-        return 0.0, 0.0, 0.0
-    ready = [at for at, _ in arrivals]
-    spans = [span for _, span in arrivals]
-    mean, quiet = fmean(spans), float(np.quantile(spans, 0.05))
-    low, high = 0.0, mean
-    for _ in range(40):
-        work = (low + high) / 2.0
-        if _replayed_mean(ready, work) + max(0.0, quiet - work) < mean:
-            low = work
-        else:
-            high = work
-    return low, max(0.0, quiet - low), mean
-
-
-def _arrivals(path: Path) -> list[tuple[float, float]]:
-    """(ready, seconds until routed) of a member's requests. Tool waits are only known as its total, so a member's
-    later turns share one mean."""
-    if not path.asks or path.asks[0].turn != 0:
-        return []
-    first = path.asks[0]
-    found = [(path.submitted_s, first.routed_s - path.submitted_s)]
-    pairs = _turns(path)
-    if path.survived and path.done is not None and pairs and len(pairs) == len(path.asks) - 1:
-        gaps = sum(b.routed_s - a.completed_s for a, b in pairs) - path.done.tool_wait_s
-        mean = max(0.0, gaps / len(pairs))
-        found += [(b.routed_s - mean, mean) for _, b in pairs]
-    return found
-
-
-def _replayed_mean(ready: Sequence[float], work: float) -> float:
-    free, total = 0.0, 0.0
-    for at in ready:
-        free = max(free, at) + work
-        total += free - at
-    return total / len(ready)

@@ -48,6 +48,8 @@ class Rollout:
         self._control = control
         self._requests = control.requests
         self._sim = scenario.sim
+        later = scenario.sim.cached_share_later
+        self._cached = (scenario.sim.cached_share, scenario.sim.cached_share if later is None else later)
         self._on_change = on_change
         made = machines(scenario)
         self._fleet = made.before(env, self)
@@ -91,7 +93,7 @@ class Rollout:
             chosen = self._control.route(
                 now, request=name, position=position, member=member, turn=turn, prompt_tokens=step.prompt, path=path
             )
-        prompt = max(1, round(step.prompt * (1.0 - self._sim.cached_share))) if not step.path else step.prompt
+        prompt = max(1, round(step.prompt * (1.0 - self._cached[turn > 0]))) if not step.path else step.prompt
         request = Request(name, prompt, step.output, step.path, keep=step.keep)
         self._instances[chosen].check(request)
         call = Call(request, chosen, answer, position)

@@ -49,9 +49,11 @@ def quickstart(
 
 
 def probe(scenario: Scenario, folder: RunFolder, console: Console) -> Scenario:
-    """A short live run with learning rate 0 shows what everything costs here; the scenario with a fitted simulator."""
+    """A short live run with learning rate 0 shows what everything costs here, and how long rewarded work is, which is
+    what the policy will do; the scenario with a simulator fitted to both."""
     from forge.live.run import run_live
     from sim.calibrate import calibrate, to_toml
+    from sim.learnt import as_learnt
 
     console.print(f"[bold]1/4[/] probe this machine: {PROBE_S:.0f} s of live work, nothing learnt", highlight=False)
     updates = {
@@ -63,7 +65,9 @@ def probe(scenario: Scenario, folder: RunFolder, console: Console) -> Scenario:
     if run_live(short.scenario(), short, console, resume=False) == "stopped":
         raise ForgeError("stopped while probing; nothing was trained, start it again")
     short.end_life()
-    fitted = calibrate(list(short.events()), short.scenario(), source=f"probe/{short.path.name}")
+    events = list(short.events())
+    fitted = calibrate(events, short.scenario(), source=f"probe/{short.path.name}")
+    fitted = as_learnt(fitted, events, scenario)
     write_text(folder.path / "calibration.toml", to_toml(fitted))
     return scenario.model_copy(update={"sim": fitted.sim})
 
