@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import repeat
-from operator import sub
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from forge.instances import RouterView
@@ -82,15 +80,8 @@ class CacheAware:
     kind: Literal["cache_aware"] = "cache_aware"
 
     def route(self, view: RouterView) -> int:
-        instances = view.instances  # all are looked at for every request: by columns, not in a loop
-        ids, in_flight, _, queued, *_ = zip(*instances, strict=True)
-        cached = map(view.cached.get, ids, repeat(0))
-        loads = list(zip(map(sub, queued, cached), in_flight, strict=True))
-        least = min(loads)
-        chosen = loads.index(least)
-        for _ in range(int(view.draw * loads.count(least))):
-            chosen = loads.index(least, chosen + 1)
-        return instances[chosen].instance
+        ties = view.least_missing()
+        return ties[int(view.draw * len(ties))]
 
 
 @dataclass(kw_only=True)

@@ -167,9 +167,12 @@ def test_who_does_not_read_the_load_does_not_depend_on_it(
     assert not cls.reads_load  # one that does has nothing to show here
     rng = random.Random(seed)
     others = [
-        i._replace(running=rng.randrange(9), waiting=rng.randrange(9), free_tokens=rng.randrange(9)) for i in live
+        replace(i, running=rng.randrange(9), waiting=rng.randrange(9), free_tokens=rng.randrange(9)) for i in live
     ]
-    seen = [RouterView(1.0, draw, "0.0", 0, 5, tuple(sorted(one)), {live[0].instance: 3}) for one in (live, others)]
+    seen = [
+        RouterView(1.0, draw, "0.0", 0, 5, tuple(sorted(one, key=lambda i: i.instance)), {live[0].instance: 3})
+        for one in (live, others)
+    ]
     assert cls().route(seen[0]) == cls().route(seen[1])
 
 
@@ -177,7 +180,7 @@ def test_who_does_not_read_the_load_does_not_depend_on_it(
 def test_cache_aware_takes_the_least_that_is_missing(
     live: list[InstanceView], cached: dict[int, int], draw: float
 ) -> None:
-    live = [one._replace(prefill_tokens=one.version) for one in live]
+    live = [replace(one, prefill_tokens=one.version) for one in live]
     chosen = CacheAware().route(RouterView(1.0, draw, "0.0", 0, 5, tuple(live), cached))
     scores = {i.instance: (i.prefill_tokens - cached.get(i.instance, 0), i.in_flight) for i in live}
     best = [i for i in scores if scores[i] == min(scores.values())]
