@@ -16,6 +16,7 @@ from forge.scenario import Scenario
 from forge.sections import ToolWait
 from forge.sections_sim import SimDomain
 from forge.types import DeathReason
+from sim.laws import normal_cdf
 from sim.sessions import Step
 from sim.synthetic import Agents
 from sim.work import Group, MemberWork, Work
@@ -68,13 +69,13 @@ class Workload:
     def _member(self, domain: str, hardness: float, z: list[float]) -> MemberWork:
         model = self._models[domain]
         count_z, reward_z, *lengths = _shared(model, hardness, z[2 : _OWN + len(model.turns)])
-        count = _index(self._cdfs[domain], _normal_cdf(count_z)) + 1
-        dies = _normal_cdf(z[0]) < model.death_rate
+        count = _index(self._cdfs[domain], normal_cdf(count_z)) + 1
+        dies = normal_cdf(z[0]) < model.death_rate
         if dies:
-            count = 1 + int(_normal_cdf(z[1]) * count)
+            count = 1 + int(normal_cdf(z[1]) * count)
         turns = self._turns(model, self._waits[domain], lengths[:count], z[_OWN + len(model.turns) :])
         death = DeathReason.AGENT_CRASH if dies else None
-        return MemberWork(turns, float(_normal_cdf(-reward_z) < model.reward), death)
+        return MemberWork(turns, float(normal_cdf(-reward_z) < model.reward), death)
 
     def _turns(self, model: SimDomain, wait: ToolWait, lengths: list[float], waits: list[float]) -> tuple[Step, ...]:
         steps: list[Step] = []
@@ -102,10 +103,6 @@ def _shared(model: SimDomain, hardness: float, own: list[float]) -> list[float]:
 def tool_wait(wait: ToolWait, z: float) -> float:
     """Seconds of the wait whose standard normal is `z`: log-normal body, capped tail."""
     return min(wait.cap_s, wait.median_s * math.exp(wait.sigma * z))
-
-
-def _normal_cdf(z: float) -> float:
-    return 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
 
 
 def _cdf(weights: tuple[float, ...]) -> list[float]:

@@ -64,35 +64,19 @@ class FakeEngine:
             raise EngineError("the script holds no completion, or an empty one")
         self._script = script
         self._logprob = logprob
-        self._slots = slots
-        self._max_context = max_context
+        self.slots = slots
+        self.max_context = max_context
         self._vocab_size = vocab_size
         self._step_s = step_s
         self._seed = seed
-        self._version = version
+        self.version = version
         self._jobs: dict[str, _Job] = {}
         self._queue: deque[str] = deque()
         self._running: list[str] = []
         self._cancelled: set[str] = set()
         self._added = 0
         self._recompute = 0  # tokens whose KV a model would compute anew in the next step
-        self._stats = EngineStats()
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def max_context(self) -> int:
-        return self._max_context
-
-    @property
-    def slots(self) -> int:
-        return self._slots
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
+        self.stats = EngineStats()
 
     @property
     def load_in_flight(self) -> tuple[int, int]:
@@ -101,7 +85,7 @@ class FakeEngine:
     def add(self, request: EngineRequest) -> None:
         if request.id in self._jobs:
             raise EngineError(f"request {request.id!r} is already in flight")
-        check_request(request, vocab_size=self._vocab_size, max_context=self._max_context)
+        check_request(request, vocab_size=self._vocab_size, max_context=self.max_context)
         key = request_key(request.sampling.seed, self._seed, self._added)
         scripted = None if callable(self._script) else tuple(self._script[self._added % len(self._script)])
         self._jobs[request.id] = _Job(request, key, scripted)
@@ -115,7 +99,7 @@ class FakeEngine:
     def load(self, weights: Path | None, version: int, *, recompute: bool = False) -> None:
         if weights is not None and not any(Path(weights).glob("*.safetensors")):
             raise EngineError(f"{weights}: no safetensors file there")
-        self._version = version
+        self.version = version
         if recompute:
             self._recompute = sum(self._jobs[job].size for job in self._running)
 
@@ -130,7 +114,7 @@ class FakeEngine:
             if delta.finish is not None:
                 del self._jobs[delta.id]
         self._running = [job for job in self._running if job in self._jobs]
-        record_step(self._stats, prefilled=prefilled, sampled=len(sampled), seconds=self._step_s)
+        record_step(self.stats, prefilled=prefilled, sampled=len(sampled), seconds=self._step_s)
         return deltas + sampled
 
     def _end_cancelled(self) -> list[Delta]:
@@ -144,7 +128,7 @@ class FakeEngine:
 
     def _admit(self) -> int:
         """Start queued requests while slots are free; returns their prompt tokens."""
-        admitted = [self._queue.popleft() for _ in range(min(len(self._queue), self._slots - len(self._running)))]
+        admitted = [self._queue.popleft() for _ in range(min(len(self._queue), self.slots - len(self._running)))]
         self._running += admitted
         return sum(len(self._jobs[job].request.prompt_ids) for job in admitted)
 
@@ -159,7 +143,7 @@ class FakeEngine:
             id=request.id,
             token_ids=(token,),
             logprobs=(logprob,),
-            versions=(self._version,),
+            versions=(self.version,),
             finish=self._finish(job, token),
         )
 
@@ -177,4 +161,4 @@ class FakeEngine:
         sampling = job.request.sampling
         if token in sampling.stop_ids or (job.scripted is not None and job.generated == len(job.scripted)):
             return "stop"
-        return "length" if job.generated == sampling.max_tokens or job.size == self._max_context else None
+        return "length" if job.generated == sampling.max_tokens or job.size == self.max_context else None

@@ -95,10 +95,10 @@ class TorchEngine:
         config = self._model.config.get_text_config(decoder=True)
         check_supported(config, max_context)
         self._vocab_size = int(self._model.get_input_embeddings().num_embeddings)
-        self._max_context = max_context
+        self.max_context = max_context
         self._prefill_chunk = prefill_chunk
         self._seed = seed
-        self._version = version
+        self.version = version
         self._cache = SlotCache(
             config, slots=slots, max_context=max_context, dtype=self._model.dtype, device=self._model.device
         )
@@ -108,23 +108,11 @@ class TorchEngine:
         self._in_flight: set[str] = set()
         self._cancelled: set[str] = set()
         self._added = 0
-        self._stats = EngineStats()
-
-    @property
-    def version(self) -> int:
-        return self._version
-
-    @property
-    def max_context(self) -> int:
-        return self._max_context
+        self.stats = EngineStats()
 
     @property
     def slots(self) -> int:
         return len(self._rows)
-
-    @property
-    def stats(self) -> EngineStats:
-        return self._stats
 
     @property
     def load_in_flight(self) -> tuple[int, int]:
@@ -133,7 +121,7 @@ class TorchEngine:
     def add(self, request: EngineRequest) -> None:
         if request.id in self._in_flight:
             raise EngineError(f"request {request.id!r} is already in flight")
-        check_request(request, vocab_size=self._vocab_size, max_context=self._max_context)
+        check_request(request, vocab_size=self._vocab_size, max_context=self.max_context)
         key = request_key(request.sampling.seed, self._seed, self._added)
         self._queue.append(_Queued(request, key, self._added))
         self._in_flight.add(request.id)
@@ -146,7 +134,7 @@ class TorchEngine:
     def load(self, weights: Path | None, version: int, *, recompute: bool = False) -> None:
         if weights is not None:
             load_weights(self._model, Path(weights))
-        self._version = version
+        self.version = version
         self._cache.forget()
         if recompute:
             live = np.flatnonzero(self._rows["live"])
@@ -166,7 +154,7 @@ class TorchEngine:
         sampled = self._advance(decoding, chunk)
         deltas += sampled
         record_step(
-            self._stats,
+            self.stats,
             prefilled=int(chunk.counts.sum()),
             sampled=len(sampled),
             seconds=time.perf_counter() - began,
@@ -197,10 +185,10 @@ class TorchEngine:
             request, sampling = queued.request, queued.request.sampling
             prompt = np.asarray(request.prompt_ids, dtype=np.int64)
             row, reused = self._cache.claim(prompt, free)
-            self._stats.cached_tokens += reused
+            self.stats.cached_tokens += reused
             size = len(prompt)
             self._rows[row] = (True, size, size, queued.order, queued.key, sampling.temperature, sampling.top_p)
-            limit = min(size + sampling.max_tokens, self._max_context)
+            limit = min(size + sampling.max_tokens, self.max_context)
             self._running[row] = _Running(request.id, frozenset(sampling.stop_ids), limit)
 
     def _compact(self) -> Rows:
@@ -222,7 +210,7 @@ class TorchEngine:
         waiting = np.flatnonzero(self._rows["live"] & (length < known))
         waiting = waiting[self._rows["order"][waiting].argsort()]
         for row in waiting.tolist():
-            self._stats.cached_tokens += self._cache.borrow(row, int(known[row]))
+            self.stats.cached_tokens += self._cache.borrow(row, int(known[row]))
         waiting = waiting[~self._cache.worth_waiting(waiting, known[waiting])]
         counts = np.minimum(known[waiting] - length[waiting], self._prefill_chunk)
         padded = np.maximum.accumulate(counts) * np.arange(1, len(counts) + 1)
@@ -249,7 +237,7 @@ class TorchEngine:
         )
         if not np.isfinite(logprobs).all():
             self._cache.scrub()
-            raise FloatingPointError(f"weights version {self._version} give logits that are not finite")
+            raise FloatingPointError(f"weights version {self.version} give logits that are not finite")
         self._cache.length[rows] = lengths
         return self._account(rows[ends], lengths[ends], ids, logprobs)
 
@@ -278,7 +266,7 @@ class TorchEngine:
         """Append the sampled tokens to their rows, free the rows that ended, and say so."""
         self._cache.tokens[rows, lengths] = ids
         deltas = []
-        versions = (self._version,)
+        versions = (self.version,)
         columns = (rows.tolist(), lengths.tolist(), ids.tolist(), logprobs.tolist())
         for row, length, token, logprob in zip(*columns, strict=True):
             running = self._running[row]
@@ -296,7 +284,7 @@ class TorchEngine:
         """Free a row; its KV stays for a later prompt that begins with the same tokens."""
         self._running[row] = None
         self._rows["live"][row] = False
-        self._cache.released[row] = self._stats.steps
+        self._cache.released[row] = self.stats.steps
 
 
 def _open(model: Path | str | Any, dtype: torch.dtype | None) -> Any:

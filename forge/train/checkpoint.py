@@ -13,7 +13,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -67,6 +68,31 @@ def write(root: Path, position: Position, save: Callable[[Path], None], *, keep:
     _sync(root)
     _prune(root, keep)
     return final
+
+
+class Checkpointed(ABC):
+    """What commits checkpoints of itself. `steps`: trainer steps taken."""
+
+    steps: int
+
+    @abstractmethod
+    def _save_files(self, folder: Path) -> None:
+        """All of it, as flat files."""
+
+    def save(
+        self,
+        root: Path,
+        *,
+        version: int,
+        positions: Sequence[int],
+        keep: int = 3,
+        state: Json | None = None,
+        step: int | None = None,
+    ) -> Path:
+        """As `forge.train.protocol.Trainer.save`."""
+        number = self.steps if step is None else step
+        position = Position(step=number, version=version, positions=tuple(positions), state=state or {})
+        return write(root, position, self._save_files, keep=keep)
 
 
 def latest(root: Path) -> Path | None:

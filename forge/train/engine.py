@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 from forge.forest import Forest
 from forge.train import checkpoint, forward, microbatch, planner
-from forge.train.checkpoint import CheckpointError, Position
+from forge.train.checkpoint import Checkpointed, CheckpointError, Position
 from forge.train.cispo import RatioStats, ratio_stats
 from forge.train.forward import Share
 from forge.train.microbatch import MicroBatch, forward_length
@@ -40,7 +40,7 @@ from forge.train.step import (
 )
 from forge.train.streaming import streamed
 from forge.train.tree import TreeModel
-from forge.types import Json, TrainSample
+from forge.types import TrainSample
 
 
 def quiet() -> None:
@@ -50,7 +50,7 @@ def quiet() -> None:
     logging.getLogger("DeepSpeed").addFilter(lambda _: False)
 
 
-class TrainEngine:
+class TrainEngine(Checkpointed):
     """Holds the model, the optimiser and the count of steps taken. `model` is public: publishers read its weights."""
 
     def __init__(self, model_dir: Path, config: TrainConfig) -> None:
@@ -154,24 +154,6 @@ class TrainEngine:
         new = torch.cat(logprobs)
         old = torch.cat([micro.rollout_logprobs for micro in micro_batches])
         return ratio_stats(new, old, _all(new), self.config.cispo)
-
-    def save(
-        self,
-        root: Path,
-        *,
-        version: int,
-        positions: Sequence[int],
-        keep: int = 3,
-        state: Json | None = None,
-        step: int | None = None,
-    ) -> Path:
-        """Commit a checkpoint (`checkpoint.write`). Its folder is a model folder too.
-
-        `step` is the trainer step it ends, where one such takes several optimiser steps; None: `self.steps`.
-        """
-        number = self.steps if step is None else step
-        position = Position(step=number, version=version, positions=tuple(positions), state=state or {})
-        return checkpoint.write(root, position, self._save_files, keep=keep)
 
     def close(self) -> None:
         """There is nothing to let go of."""

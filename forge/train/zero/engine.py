@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig
 
 from forge.train import checkpoint
-from forge.train.checkpoint import Position
+from forge.train.checkpoint import Checkpointed, Position
 from forge.train.cispo import RatioStats, ratio_stats
 from forge.train.microbatch import forward_length
 from forge.train.step import (
@@ -35,10 +35,10 @@ from forge.train.step import (
 from forge.train.zero.messages import Save, Seen, Setup, Work
 from forge.train.zero.portions import rounds, split
 from forge.train.zero.ranks import Ranks
-from forge.types import ForgeError, Json, TrainSample
+from forge.types import ForgeError, TrainSample
 
 
-class ZeroEngine:
+class ZeroEngine(Checkpointed):
     """A `forge.train.protocol.Trainer`. `close()` it, or end the process: the ranks end with it."""
 
     def __init__(
@@ -99,21 +99,6 @@ class ZeroEngine:
             raise NonFiniteGradientError(f"gradient norm is {gradient.norm} at step {self.steps}; no update was made")
         self.steps += 1
         return step_metrics(self.steps, samples, gradient, time.perf_counter() - start)
-
-    def save(
-        self,
-        root: Path,
-        *,
-        version: int,
-        positions: Sequence[int],
-        keep: int = 3,
-        state: Json | None = None,
-        step: int | None = None,
-    ) -> Path:
-        """As `TrainEngine.save`."""
-        number = self.steps if step is None else step
-        position = Position(step=number, version=version, positions=tuple(positions), state=state or {})
-        return checkpoint.write(root, position, self._save_files, keep=keep)
 
     def close(self) -> None:
         self.ranks.close()
