@@ -5,13 +5,17 @@ VENV   ?= .venv
 TORCH_ARGS ?=
 BIN    := $(VENV)/bin
 
-.PHONY: run test setup lint clean
+.PHONY: run test setup fast lint clean
 
 run: setup
 	$(BIN)/forge quickstart
 
 test: setup lint
 	$(BIN)/pytest
+
+# The simulator's core compiled to C; sources that change run as they are until it is made again.
+fast: setup
+	$(BIN)/python -m forge.compiled
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -28,4 +32,4 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info forge/_compiled

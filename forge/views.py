@@ -113,7 +113,9 @@ class Views:
             turn=turn,
             prompt_tokens=prompt_tokens,
             instances=self.instances.views(),
-            cached=self.instances.cached(path),
+            cached=self.instances.cached(
+                [(chain, blocks) for chain, blocks in path]
+            ),  # lists, in a trace that was read
         )
 
     def sync_view(self, draw: float) -> SyncView:

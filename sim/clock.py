@@ -13,4 +13,4 @@ def to_fs(seconds: float) -> int:
 
 
 def to_s(fs: int) -> float:
-    return fs / FS
+    return float(fs) / 1e15  # two roundings: of whole numbers, compiled code rounds a quotient otherwise than Python

@@ -1,22 +1,26 @@
 """`forge bench sim-speed`: requests a second on a real trace, against stepping through every iteration, and exactness.
 
-All rates are per CPU second of this one process. Both sides of the ratio, and both sides of every error, are measured
-in the same call.
+All rates are per CPU second of one process. Both sides of the ratio, and both sides of every error, are measured in the
+same call; `both` measures the compiled core and the sources as they are, each in a process of its own.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from forge import compiled
 from forge import scenario as scenarios
 from forge.cost import CostModel, Deployment, hardware, model_card
 from forge.policies import CacheAware
@@ -33,6 +37,8 @@ TRACE = "mooncake/conversation_trace.jsonl"
 SOURCE = "kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl"
 ON_TRACE = ("requests_per_s", "ratio_vs_stepped", "iterations_per_jump", "stepped_max_error_s", "oracle_max_error_s")
 CAMPAIGN = "campaign_calls_per_s"
+LOOP = "plain_loop_ns"  # of an empty Python loop's turn: how fast the machine is just now
+INTERPRETED = "_interpreted"  # what `both` adds to the name of a rate
 
 INSTANCES, BLOCK, BUDGET, SEATS = 16, 512, 2048, 256
 TRIES = 3
@@ -56,6 +62,42 @@ class First:
         return islice(self.trace.sessions(), self.count)
 
 
+def both(data: Path | None, campaign_samples: int, tell: Callable[[str], None]) -> Json:
+    """`run` on the compiled core, which is built where it is missing, and its rates interpreted. Where it cannot be
+    built the reasons say why, and everything is interpreted."""
+    if data is not None and not data.is_dir():
+        raise ForgeError(f"--data {data}: no such folder")
+    if not compiled.folder().is_dir():
+        tell("compiling the simulator's core, once: a minute or two")
+    why = compiled.ensure()
+    tell("the trace jumped and stepped, the oracle, a campaign; some minutes")
+    result = _child(data, campaign_samples, pure=False)
+    rates = ("requests_per_s", CAMPAIGN)
+    if why is not None:
+        nothing = {name + INTERPRETED: f"not compiled, so that the rates above are these: {why}" for name in rates}
+        return result | {
+            "figures": result["figures"] | dict.fromkeys(nothing),
+            "reasons": result["reasons"] | nothing,
+        }
+    tell("the same, interpreted")
+    plain = _child(data, campaign_samples, pure=True)
+    for part in ("figures", "reasons"):
+        result[part] |= {name + INTERPRETED: plain[part][name] for name in rates if name in plain[part]}
+    return result
+
+
+def _child(data: Path | None, campaign_samples: int, *, pure: bool) -> Json:
+    command = [sys.executable, "-m", "sim.speed_bench", str(campaign_samples), *([] if data is None else [str(data)])]
+    env = {name: value for name, value in os.environ.items() if name != compiled.PURE} | (
+        {compiled.PURE: "1"} if pure else {}
+    )
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ForgeError(f"{' '.join(command)}: ended with {done.returncode}; its words are above")
+    found: Json = json.loads(done.stdout)
+    return found
+
+
 def run(data: Path | None, campaign_samples: int = 3000, *, stepped: int = STEPPED, judged: int = JUDGED) -> Json:
     """`figures`, `reasons` of those that are null, `protocol` in words. Raises ForgeError where --data is no folder."""
     if data is not None and not data.is_dir():
@@ -77,6 +119,7 @@ def run(data: Path | None, campaign_samples: int = 3000, *, stepped: int = STEPP
         figures[CAMPAIGN] = campaign(campaign_samples)
     else:
         reasons[CAMPAIGN] = "skipped: --campaign-samples 0"
+    figures[LOOP] = _loop_ns()
     return {"protocol": _protocol(campaign_samples), "figures": figures, "reasons": reasons}
 
 
@@ -86,6 +129,14 @@ def campaign(samples: int) -> float:
     scenario = scenarios.load("campaign_m25", [f"stop.items={max(1, samples // group)}"])
     done = stream(scenario)
     return done.calls / done.cpu_s
+
+
+def _loop_ns() -> float:
+    turns = 3_000_000
+    began = time.process_time()
+    for _ in range(turns):
+        pass
+    return (time.process_time() - began) / turns * 1e9
 
 
 # --- on the trace ------
@@ -172,7 +223,12 @@ def _against_oracle(oracle: ModuleType, trace: Trace) -> float:
 
 def _protocol(samples: int) -> str:
     return (
+        f"core {'compiled' if compiled.in_use() else 'interpreted'}; "
         f"{TRACE}: llama_3_1_70b on {INSTANCES} x 8 h100_sxm, cache_aware, signals every 1 s and 0.1 s old, CPU "
         f"seconds of one process, best of {TRIES}; stepping on the first {STEPPED} requests; oracle on the first "
         f"{JUDGED} and one instance of {JUDGED_BLOCKS} blocks; campaign_m25 cut to {samples} samples"
     )
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Path(sys.argv[2]) if len(sys.argv) > 2 else None, int(sys.argv[1]))))

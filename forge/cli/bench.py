@@ -84,11 +84,11 @@ def sim_speed(
     as_json: AsJson = False,
 ) -> None:
     """Simulated requests a CPU second on a real trace, against stepping every iteration; errors must be 0. Minutes."""
-    from sim.speed_bench import run
+    from sim.speed_bench import both
 
     console = Console(stderr=as_json)
-    with console.status("the trace jumped and stepped, the oracle, a campaign; some minutes"):
-        result = run(data, campaign_samples)
+    with console.status("starting") as status:
+        result = both(data, campaign_samples, status.update)
     if as_json:
         print_json({"bench": "sim-speed", "machine": machine(), **result})
         return

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +25,7 @@ Number = float | NDArray[np.float64]
 FORMATS = {"fp32": (4.0, "fp32"), "bf16": (2.0, "bf16"), "fp8": (1.0, "fp8"), "int4": (0.5625, "bf16")}
 FORMATS["mxfp4"] = (0.53125, "bf16")
 ACTIVATION_BYTES = 2.0
-SHARPNESS: Final = 3.0  # s of the smooth maximum: 1 adds compute and memory, infinity overlaps them wholly
+SHARPNESS = 3.0  # s of the smooth maximum: 1 adds compute and memory, infinity overlaps them wholly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
