@@ -16,10 +16,12 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._holders: dict[Hashable, dict[int, int]] = {}  # chain -> instance -> blocks
+        self._kept: dict[Hashable, tuple[tuple[int, int, int], dict[int, int]]] = {}  # chain -> asked, answer
         self._chains: dict[int, set[Hashable]] = {}  # instance -> chains
 
     def set(self, instance: int, chain: Hashable, blocks: int) -> None:
         """The instance now holds the chain's first `blocks`, or, with 0, nothing of it."""
+        self._kept.pop(chain, None)
         if blocks:
             self._holders.setdefault(chain, {})[instance] = blocks
             self._chains.setdefault(instance, set()).add(chain)
@@ -36,7 +38,7 @@ class PrefixIndex:
 
     def match(self, path: Path, block: int = 1) -> dict[int, int]:
         """Leading tokens of the path that each instance holds, at `block` tokens a block; those that hold none are
-        left out.
+        left out. Not to be changed.
 
         An instance that holds some of a chain holds what comes before it on the path: it was computed first and is
         evicted last. So the walk goes back from the end, and what is found first counts.
@@ -45,16 +47,21 @@ class PrefixIndex:
         end = sum([blocks for _, blocks in path])
         for chain, blocks in reversed(path):
             end -= blocks
-            holders = self._holders.get(chain)
-            if not holders or not (end or blocks):
-                continue
-            if min(holders.values()) >= blocks:
-                found = dict.fromkeys(holders, (end + blocks) * block) | found
-                continue
-            for instance, stored in holders.items():
-                if instance not in found:
-                    found[instance] = (end + (stored if stored < blocks else blocks)) * block
+            if chain in self._holders and (end or blocks):
+                here = self._on(chain, blocks, end, block)
+                found = here | found if found else here
         return found
+
+    def _on(self, chain: Hashable, blocks: int, before: int, block: int) -> dict[int, int]:
+        """Who holds some of the chain's first `blocks`, and the tokens up to there. Kept until one of them tells
+        something new: a system prompt is asked for again and again, and everybody holds it."""
+        asked = blocks, before, block
+        kept = self._kept.get(chain)
+        if kept is None or kept[0] != asked:
+            holders = self._holders[chain].items()
+            kept = asked, {i: (before + (stored if stored < blocks else blocks)) * block for i, stored in holders}
+            self._kept[chain] = kept
+        return kept[1]
 
     def __len__(self) -> int:
         return len(self._holders)
