@@ -10,7 +10,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 
-from forge import runs
+from forge import compiled, runs
 from forge.models import MODELS, shipped
 from forge.types import Json
 
@@ -58,6 +58,12 @@ def checks() -> list[Check]:
         _packages("vLLM engine", ("vllm",), "pip install 'forge-rl[vllm]' in an environment of its own"),
         _packages("DeepSpeed training", ("deepspeed",), "pip install 'forge-rl[deepspeed]'"),
         _merged_attention(),
+        Check(
+            what="compiled simulator",
+            ok=compiled.in_use(),
+            found="in use" if compiled.in_use() else "none of these sources",
+            fix="make fast, or python -m forge.compiled; without it simulations take two to three times as long",
+        ),
         Check(what="CUDA GPU", ok=gpu_name() is not None, found=gpu_name() or "none", fix="the CPU path needs none"),
         Check(
             what="shipped model",
