@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from sim.engine import Instance, Load, LoadMode
+from forge.policies.sync import SyncMode
+from sim.engine import Instance, Load
 from sim.fleet import Listener
 from sim.flight import Flight, Source
 from sim.front import Inner
@@ -60,7 +61,7 @@ class Cluster:
         self._flights: dict[Request, Flight] = {}  # by the request that was sent, in order of arrival
         self._sources = {i: self._source(i) for i, role in enumerate(roles) if role == "prefill"}
         self._in_flight = [0] * len(roles)  # requests that a decode instance has, or that are bound for it
-        self._modes: list[LoadMode] = ["in_flight"] * len(roles)  # of the newest load
+        self._modes: list[SyncMode] = ["in_flight"] * len(roles)  # of the newest load
         self._loading: set[int] = set()
         self._stranded: list[Flight] = []  # no decode instance lives
 

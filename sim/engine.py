@@ -6,8 +6,8 @@ What it plans at a boundary is `sim.plan`'s.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from forge.policies.sync import SyncMode
 from forge.types import ForgeError
 from sim.iteration import Times
 from sim.kv import Spill
@@ -15,9 +15,7 @@ from sim.plan import Planner, Shape
 from sim.request import Request
 from sim.sessions import Path
 
-__all__ = ["Counters", "Instance", "Load", "LoadMode", "Shape"]
-
-LoadMode = Literal["in_flight", "drain", "abort"]
+__all__ = ["Counters", "Instance", "Load", "Shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class Load:
 
     version: int
     fs: int
-    mode: LoadMode
+    mode: SyncMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from sim.engine import Instance, Load, LoadMode, Shape
+from forge.policies.sync import SyncMode
+from sim.engine import Instance, Load, Shape
 from sim.iteration import one_by_one
 from sim.request import Request
 
-MODES: tuple[LoadMode, ...] = ("in_flight", "drain", "abort")
+MODES: tuple[SyncMode, ...] = get_args(SyncMode)
 
 
 class Plain:
@@ -50,7 +51,7 @@ class Case:
     budget: int
     seats: int
     jobs: tuple[Job, ...]
-    loads: tuple[tuple[int, int, LoadMode], ...] = ()  # (when, how long, mode)
+    loads: tuple[tuple[int, int, SyncMode], ...] = ()  # (when, how long, mode)
     looks: tuple[int, ...] = ()  # when the cache is looked at
 
 

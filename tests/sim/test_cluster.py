@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_driver import Job, Plain, cases
 
+from forge.policies.sync import SyncMode
 from forge.types import ForgeError
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import FS
 from sim.cluster import Cluster, Role
-from sim.engine import Instance, Load, LoadMode, Shape
+from sim.engine import Instance, Load, Shape
 from sim.fleet import Fleet
 from sim.links import Links, Wire
 from sim.request import Request
@@ -107,7 +108,7 @@ class Run:
         self.down.discard(i)
         self.cluster.up(i, self.all[i].version)
 
-    def load(self, version: int, mode: LoadMode) -> None:
+    def load(self, version: int, mode: SyncMode) -> None:
         for i in range(len(self.all)):
             if i not in self.down:
                 self.cluster.load(i, Load(version, 2000, mode))
@@ -249,7 +250,7 @@ def test_a_crash_on_either_side_of_the_wire_loses_the_request_once(broken: int) 
 
 
 @pytest.mark.parametrize(("mode", "shared", "computed"), [("in_flight", 0, 0), ("abort", 6, 101)])
-def test_kv_crosses_no_version(mode: LoadMode, shared: int, computed: int) -> None:
+def test_kv_crosses_no_version(mode: SyncMode, shared: int, computed: int) -> None:
     """Weights change while the KV is under way: nobody else may hit it, and under `abort` it is computed again."""
     run = Run((Job(0, 100, 5, ((1, 6),)),), ("decode", "prefill"), budget=300, width=WIDTH // 100)
     run.arrive = lambda i: run.cluster.add(0, run.requests[i])  # type: ignore[method-assign]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +22,7 @@ from sim.serve import Row, Serving
 from sim.sessions import Path as Chains
 from sim.sessions import Session, Step
 from sim.traces.mooncake import load
+from sim.traces.reading import Recorded
 
 TRACE = Path(__file__).parents[3] / "shared" / "data" / "mooncake" / "conversation_trace.jsonl"
 BLOCK = 16
@@ -31,23 +30,15 @@ BLOCK = 16
 PLAIN = LineTimes(step_s=0.0, row_s=0.0, prefill_token_s=1e-3)
 
 
-@dataclass(frozen=True)
-class Given:
-    made: tuple[Session, ...]
-    block: int = BLOCK
-
-    def sessions(self) -> Iterator[Session]:
-        return iter(self.made)
-
-
-def sent(*requests: tuple[float, int, Chains]) -> Given:
+def sent(*requests: tuple[float, int, Chains]) -> Recorded:
     """(start in seconds, prompt tokens, path) each."""
     steps = [Step(prompt=prompt, output=1, path=path) for _, prompt, path in requests]
-    return Given(
+    return Recorded(
+        BLOCK,
         tuple(
             Session(name=str(i), start_s=start, steps=(step,))
             for i, ((start, _, _), step) in enumerate(zip(requests, steps, strict=True))
-        )
+        ),
     )
 
 
@@ -188,7 +179,7 @@ class Told:
         return self._next[1]
 
 
-def served(trace: Given, router: Told, fabric: Fabric | None, instances: int = 3) -> tuple[list[Row], Serving]:
+def served(trace: Recorded, router: Told, fabric: Fabric | None, instances: int = 3) -> tuple[list[Row], Serving]:
     shape = Shape(block=BLOCK, capacity=1000, budget=4096)
     world = Serving(trace, [Instance(PLAIN, shape, listen=True) for _ in range(instances)], router, fabric=fabric)
     return sorted(world.run(), key=lambda row: row.session), world
@@ -234,7 +225,7 @@ def test_without_a_fabric_nothing_moves() -> None:
 
 def test_a_prefill_pool_sees_first_tokens_only() -> None:
     step = Step(prompt=40, output=9, path=((1, 2),), keep=True)
-    trace = Given((Session(name="0", start_s=3.0, steps=(step,)),))
+    trace = Recorded(BLOCK, (Session(name="0", start_s=3.0, steps=(step,)),))
     seen = next(mooncake.Prefills(trace, speed=2.0).sessions())
     assert (seen.start_s, seen.steps[0].output, seen.steps[0].keep, seen.steps[0].path) == (1.5, 1, False, ((1, 2),))
     assert next(mooncake.Prefills(trace, cached=False).sessions()).steps[0].path == ()

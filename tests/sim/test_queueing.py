@@ -7,8 +7,7 @@ lambda E[S^2] / (2 (1 - rho)) (Pollaczek and Khinchine).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 from math import sqrt
 from statistics import fmean, stdev
@@ -24,6 +23,7 @@ from sim.iteration import LineTimes
 from sim.serve import Loop, Row, Serving
 from sim.sessions import Session, Step
 from sim.synthetic import Agents
+from sim.traces.reading import Recorded
 
 STEP_FS = 10**12  # a millisecond an iteration
 STEP_S = 1e-3
@@ -32,24 +32,13 @@ BATCHES = 20
 CONSTANT = LineTimes(step_s=STEP_S, row_s=0.0, prefill_token_s=0.0)
 
 
-@dataclass(frozen=True)
-class Given:
-    """Sessions as a trace."""
-
-    made: tuple[Session, ...]
-    block: int = 16
-
-    def sessions(self) -> Iterator[Session]:
-        return iter(self.made)
-
-
-def poisson(outputs: np.ndarray, rho: float, seed: int, servers: int = 1) -> Given:
+def poisson(outputs: np.ndarray, rho: float, seed: int, servers: int = 1) -> Recorded:
     """One request a session; `rho` is the load of each server."""
     rng = np.random.default_rng((seed, 1))
     gap_s = float(outputs.mean()) * STEP_S / (rho * servers)
     starts = np.cumsum(rng.exponential(gap_s, len(outputs))).tolist()
     steps = [Step(prompt=1, output=n) for n in outputs.tolist()]
-    return Given(tuple(Session(name=str(i), start_s=t, steps=(steps[i],)) for i, t in enumerate(starts)))
+    return Recorded(16, tuple(Session(name=str(i), start_s=t, steps=(steps[i],)) for i, t in enumerate(starts)))
 
 
 def outputs_of(law: str, count: int, seed: int) -> np.ndarray:
@@ -64,7 +53,7 @@ def outputs_of(law: str, count: int, seed: int) -> np.ndarray:
     return np.maximum(np.ceil(drawn), 1).astype(np.int64)
 
 
-def served(trace: Given, *, instances: int = 1, seats: int = 1, router: Router | None = None, **options: object):
+def served(trace: Recorded, *, instances: int = 1, seats: int = 1, router: Router | None = None, **options: object):
     shape = Shape(capacity=10_000, budget=4096, seats=seats)
     made = [Instance(CONSTANT, shape) for _ in range(instances)]
     rows = Serving(trace, made, router or RoundRobin(), **options).run()  # type: ignore[arg-type]
@@ -147,29 +136,29 @@ AGENT = AgentDomain.model_validate(
 )
 
 
-def agents(items: int, seed: int) -> Given:
+def agents(items: int, seed: int) -> Recorded:
     """Every member of an item is a session; items arrive 0.3 s apart."""
     work = Agents({"a": AGENT}, seed=seed, group=3, block=16)
     made = []
     for index in range(items):
         for number, member in enumerate(work.item(index).members):
             made.append(Session(name=f"{index}.{number}", start_s=0.3 * index, steps=member.steps))
-    return Given(tuple(made))
+    return Recorded(16, tuple(made))
 
 
-def agents_served(trace: Given, loop: Loop, capacity: int = 1500) -> list[Row]:
+def agents_served(trace: Recorded, loop: Loop, capacity: int = 1500) -> list[Row]:
     times = LineTimes(step_s=2e-3, row_s=1e-4, prefill_token_s=1e-5)
     made = [Instance(times, Shape(capacity=capacity, budget=512, seats=16), listen=True) for _ in range(2)]
     return Serving(trace, made, LeastLoaded(), loop=loop, seed=7).run()
 
 
 @pytest.fixture(scope="module", params=[None, 8], ids=["open", "closed"])
-def run(request: pytest.FixtureRequest) -> tuple[Given, list[Row]]:
+def run(request: pytest.FixtureRequest) -> tuple[Recorded, list[Row]]:
     trace = agents(30, seed=5)
     return trace, agents_served(trace, Loop(concurrency=request.param))
 
 
-def test_littles_law_is_exact(run: tuple[Given, list[Row]]) -> None:
+def test_littles_law_is_exact(run: tuple[Recorded, list[Row]]) -> None:
     """The integral of the number in flight is the sum of the sojourns; so the time average is rate times mean."""
     _, rows = run
     changes = sorted([(row.arrived, 1) for row in rows] + [(row.ended, -1) for row in rows])
@@ -182,9 +171,9 @@ def test_littles_law_is_exact(run: tuple[Given, list[Row]]) -> None:
     assert area > 0
 
 
-def test_every_step_is_served_once_with_its_tokens(run: tuple[Given, list[Row]]) -> None:
+def test_every_step_is_served_once_with_its_tokens(run: tuple[Recorded, list[Row]]) -> None:
     trace, rows = run
-    steps = {(n, k): step for n, session in enumerate(trace.made) for k, step in enumerate(session.steps)}
+    steps = {(n, k): step for n, session in enumerate(trace.recorded) for k, step in enumerate(session.steps)}
     assert sorted((row.session, row.step) for row in rows) == sorted(steps)
     assert sum(row.prompt for row in rows) == sum(step.prompt for step in steps.values())
     assert sum(row.output for row in rows) == sum(step.output for step in steps.values())
@@ -194,13 +183,13 @@ def test_every_step_is_served_once_with_its_tokens(run: tuple[Given, list[Row]])
         assert row.hit <= min(step.prompt - 1, 16 * sum(blocks for _, blocks in step.path))
 
 
-def test_nothing_happens_before_what_it_waits_for(run: tuple[Given, list[Row]]) -> None:
+def test_nothing_happens_before_what_it_waits_for(run: tuple[Recorded, list[Row]]) -> None:
     """A step is sent exactly its delay after the last answer it waits for."""
     trace, rows = run
     ends = {(row.session, row.step): row.ended for row in rows}
     sent = 0
     for row in rows:
-        step = trace.made[row.session].steps[row.step]
+        step = trace.recorded[row.session].steps[row.step]
         assert row.arrived < row.first <= row.ended
         if step.after:
             sent += 1
@@ -233,4 +222,4 @@ def test_memory_pressure_loses_nothing() -> None:
     trace = agents(20, seed=9)
     rows = agents_served(trace, Loop(concurrency=60), capacity=380)
     assert sum(row.preemptions for row in rows) > 0
-    assert sum(row.output for row in rows) == sum(step.output for s in trace.made for step in s.steps)
+    assert sum(row.output for row in rows) == sum(step.output for s in trace.recorded for step in s.steps)
