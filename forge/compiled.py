@@ -21,6 +21,7 @@ from types import ModuleType
 
 MODULES = (
     "forge.cost.model",
+    "forge.draws",
     "forge.instances",
     "forge.prefix_index",
     "sim.agents",
@@ -40,6 +41,7 @@ MODULES = (
     "sim.rollout",
     "sim.serve",
     "sim.sessions",
+    "sim.shape",
     "sim.signals",
     "sim.span",
     "sim.synthetic",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from forge import trace as ev
+from forge.draws import draw
 from forge.instances import Path, RouterView
 from forge.policies import Policies
 from forge.policies.sync import SyncMode
@@ -24,9 +25,6 @@ Sink = Callable[[ev.Event], None]
 #: times N: that many items dead in a row, with none finished between them, end a run
 DEATHS_PER_N = 10
 
-_MASK = (1 << 64) - 1
-
-
 _LOOK_AT = {
     DeathReason.TIMEOUT: "raise queue.item_timeout_s, or lower queue.concurrency or the domains' tool waits",
     DeathReason.AGENT_CRASH: "see the agents' errors in the pool or the log, or sim.domains.*.death_rate",
@@ -34,14 +32,6 @@ _LOOK_AT = {
     DeathReason.STALE: "see what the policy calls stale",
     DeathReason.TOO_FEW_SURVIVORS: "see why members die, or raise queue.group",
 }
-
-
-def draw(seed: int, life: int, call: int) -> float:
-    """The `call`-th draw in [0, 1) of a life of a run: splitmix64, a pure function of its arguments."""
-    z = (seed * 0x9E3779B97F4A7C15 + life * 0xA0761D6478BD642F + (call + 1) * 0xD1B54A32D192ED03) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return float((z ^ (z >> 31)) >> 11) / float(1 << 53)
 
 
 def fingerprint(view: object) -> int:

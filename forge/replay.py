@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from forge import trace as ev
-from forge.control import Control, draw, fingerprint
+from forge.control import Control, fingerprint
+from forge.draws import draw
 from forge.queue import QueueError
 from forge.runs import RunFolder
 from forge.scenario import Scenario

@@ -174,7 +174,8 @@ class Agents:
             rewards=[one.reward for one in item.survivors],
             reason=commonest([m.death for m in item.members if m.death is not None]),
         )
-        item.members.clear()
+        item.members.clear()  # its timer holds the item for as long as it would have run
+        item.survivors.clear()
         self._on_end()
 
     def _account_member(self, member: Member, reason: DeathReason | None) -> None:

@@ -11,9 +11,10 @@ from forge.policies.sync import SyncMode
 from forge.types import ForgeError
 from sim.iteration import Times
 from sim.kv import Spill
-from sim.plan import Planner, Shape
+from sim.plan import Planner
 from sim.request import Request
 from sim.sessions import Path
+from sim.shape import Shape
 
 __all__ = ["Counters", "Instance", "Load", "Shape"]
 

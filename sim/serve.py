@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from forge.control import draw
+from forge.draws import draw
 from forge.instances import Instances, RouterView
 from forge.policies.router import Fetching, Router
+from sim import garbage
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import to_fs, to_s
 from sim.engine import Instance
@@ -120,8 +121,9 @@ class Serving:
             for _ in range(self._loop.concurrency):
                 self._start_next()
         step = self.env.step
-        while self._next is not None or self._live:
-            step()
+        with garbage.seldom():
+            while self._next is not None or self._live:
+                step()
         return self.rows
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +13,6 @@ from forge.scenario import Scenario
 from forge.types import Json
 from sim.work import Work
 from sim.world import simulate
-
-#: young objects before the collector looks: little of a simulation is garbage that only it can find
-_YOUNG = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +51,8 @@ def stream(
     run = RunFold()
     laws = LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
     watch = () if progress is None else (_Watch(scenario, run, progress),)
-    before, cpu = gc.get_threshold(), time.process_time()
-    gc.set_threshold(_YOUNG, *before[1:])
-    try:
-        simulate(scenario, (run.apply, laws.apply, *watch, *sinks), work, requests=run.served)
-    finally:
-        gc.set_threshold(*before)
+    cpu = time.process_time()
+    simulate(scenario, (run.apply, laws.apply, *watch, *sinks), work, requests=run.served)
     return Streamed(scenario, run, laws, len(run.prompts) // 3, time.process_time() - cpu)
 
 

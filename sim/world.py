@@ -10,6 +10,7 @@ import simpy
 from forge import trace as ev
 from forge.control import Control, Requests, Sink
 from forge.scenario import Scenario
+from sim import garbage
 from sim.agents import Agents
 from sim.clock import to_fs, to_s
 from sim.rollout import Rollout
@@ -87,8 +88,9 @@ class World:
             bell.callbacks.append(lambda _: self._settle())
         self._settle()
         step = self._env.step
-        while not self._ended:
-            step()
+        with garbage.seldom():
+            while not self._ended:
+                step()
         control.account(self._rollout.usage())
         control.account(ev.RunEnded(t=self._now(), reason="done"))
         return Run(scenario, control, control.events)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 #: Level by module or package: a module imports lower levels and its own package; those of level 1 also each other.
 PURE = {
     "forge.types": 0,
+    "forge.draws": 0,
     "forge.queue": 1,
     "forge.trace": 1,
     "forge.mix": 1,
