@@ -15,7 +15,7 @@ test: setup lint
 
 # The simulator's core compiled to C; sources that change run as they are until it is made again.
 fast: setup
-	$(BIN)/python -m forge.compiled
+	$(BIN)/forge compile
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -62,7 +62,7 @@ def checks() -> list[Check]:
             what="compiled simulator",
             ok=compiled.in_use(),
             found="in use" if compiled.in_use() else "none of these sources",
-            fix="make fast, or python -m forge.compiled; without it simulations take two to three times as long",
+            fix="make fast, or forge compile; without it long simulations take twice as long",
         ),
         Check(what="CUDA GPU", ok=gpu_name() is not None, found=gpu_name() or "none", fix="the CPU path needs none"),
         Check(

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from forge import trace as ev
 from forge.metrics.rows import ItemRow, RequestRow, TableFold
+from forge.types import ForgeError
 
 ROWS = 50_000  # of a row group, and events between two looks at what is complete: what waits in memory
 
@@ -79,7 +80,10 @@ class Table:
         )
         self._rows: list[RequestRow | ItemRow] = []
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
+        try:
+            self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
+        except OSError as error:
+            raise ForgeError(f"{path.parent}: cannot be written: {os.strerror(error.errno or 0)}") from None
 
     def extend(self, rows: Sequence[RequestRow | ItemRow]) -> None:
         self._rows += rows

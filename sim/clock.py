@@ -5,10 +5,15 @@ A token's share of an iteration may be nanoseconds; in whole nanoseconds its rou
 
 from __future__ import annotations
 
+from forge.types import ForgeError
+
 FS = 1_000_000_000_000_000
+LONGEST_S = 1e12  # thirty thousand years
 
 
 def to_fs(seconds: float) -> int:
+    if not -LONGEST_S < seconds < LONGEST_S:
+        raise ForgeError(f"{seconds:g} s: no time that can be simulated; give seconds below {LONGEST_S:g}")
     return round(seconds * FS)
 
 

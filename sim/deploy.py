@@ -85,6 +85,16 @@ def _shape(scenario: Scenario, of: Deployed | None) -> Shape:
         return Shape(block=sim.block, capacity=-(-tokens // sim.block), budget=2 * tokens, seats=engine.slots)
     on = deployment(of)
     tokens = of.kv_tokens if of.kv_tokens is not None else int(on.kv_tokens) * on.dp
+    if of.kv_tokens is not None and tokens < engine.max_context:
+        raise ForgeError(
+            f"sim.deployment.kv_tokens = {tokens}: less than engine.max_context = {engine.max_context}; "
+            "raise the one or lower the other"
+        )
+    if of.budget <= engine.slots:
+        raise ForgeError(
+            f"sim.deployment.budget = {of.budget}: must exceed engine.slots = {engine.slots}, or no prompt is ever "
+            "computed"
+        )
     if tokens < engine.max_context:
         raise ForgeError(
             f"sim.deployment: {on.model.name} on {on.devices} {on.hardware.name} leaves room for {max(0, tokens)} "

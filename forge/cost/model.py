@@ -104,7 +104,7 @@ class CostModel:
         every, windowed = pair_flops(on)
         rate = on.hardware.peak("bf16") * by.attention_flops
         own = [every / rate, windowed / rate, work(on, 1).generation_attention / by.attention_bandwidth]
-        pair_s, seen_s, window_s = (float(one) for one in own)
+        pair_s, seen_s, window_s = map(float, own)
         context_s = self.line(0)[1] / self.decode_factor
         launch = float((on.model.layers * by.launch_s) ** SHARPNESS)
         factors = 1.0 / self.decode_factor, self.prefill_factor

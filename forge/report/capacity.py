@@ -62,7 +62,11 @@ def _devices(scenario: Scenario, run: RunFold, summary: Json) -> Lines:
     if of is None or summary["engine_idle_fraction"] is None:
         return []
     each = of.tp * of.dp
-    have, needed = each * scenario.engine.instances, run.busy_s * each / DAY_S
+    have = each * scenario.engine.instances
+    if (pool := of.prefill) is not None:  # busy_s is of all instances alike: no telling whose
+        behind = pool.tp * pool.dp * pool.instances
+        return [("Rollout devices", f"{have} x {of.hardware} for answers, {behind} more for prompts")]
+    needed = run.busy_s * each / DAY_S
     return [("Rollout devices", f"{have} x {of.hardware}; this work in a day takes {number(needed)} of them, all busy")]
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from forge import scenario as scenarios
 from forge.cli import app, campaign, simulate
-from forge.report.capacity import bottleneck
+from forge.report.capacity import bottleneck, plan
 from sim.streaming import stream
 
 
@@ -26,6 +26,14 @@ def test_folder_without_a_trace(tmp_path: Path) -> None:
     for label in ("A day at this pace", "Bound by", "Rollout devices", "Lag", "Time to first token"):
         assert label in planned
     assert "3 x h100_sxm" in planned
+
+
+def test_devices_that_compute_prompts_are_counted() -> None:
+    scenario = agents(items=4, deployment={"prefill": {"instances": 5, "tp": 2}})
+    done = stream(scenario)
+    assert ("Rollout devices", "3 x h100_sxm for answers, 10 more for prompts") in plan(
+        scenario, done.run, done.summary()
+    )
 
 
 def test_command(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from sim_scenarios import build
 from forge import compiled
 from forge import trace as ev
 from forge.scenario import Scenario
+from forge.types import ForgeError
+from sim import plan
 from sim.world import simulate
 
 SCENARIOS = {
@@ -47,6 +50,27 @@ def test_a_changed_source_is_run_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     edited.write_text(compiled.sources()[0].read_text() + "\n")
     monkeypatch.setattr(compiled, "sources", lambda: [edited])
     assert compiled.folder() != before
+
+
+def test_workers_find_it_as_their_parent_did() -> None:
+    """A pool that spawns hands its children the parent's `sys.path`, before they import anything."""
+    code = "import forge, multiprocessing as m\nif __name__ == '__main__':\n"
+    code += "    with m.get_context('spawn').Pool(1) as pool:\n        print(pool.apply(where))"
+    script = f"def where():\n    import sim.plan\n    return sim.plan.__file__\n{code}\n"
+    with tempfile.TemporaryDirectory() as away:
+        path = Path(away) / "pool.py"
+        path.write_text(script)
+        done = subprocess.run([sys.executable, path], cwd=away, capture_output=True, text=True, check=True, timeout=60)
+    assert Path(done.stdout.strip()) == Path(str(plan.__file__))
+
+
+def test_a_source_edited_meanwhile_is_not_taken_for_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = iter([Path("/nowhere/before"), Path("/nowhere/after")])
+    monkeypatch.setattr(compiled, "folder", lambda: next(folders))
+    monkeypatch.setattr("mypyc.build.mypycify", lambda *_, **__: [])
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    with pytest.raises(ForgeError, match="edited while it was compiled"):
+        compiled.build()
 
 
 def test_every_module_is_there() -> None:

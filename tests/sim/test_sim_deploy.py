@@ -8,6 +8,7 @@ import pytest
 from agent_scenarios import agents
 
 from forge.types import ForgeError
+from sim.clock import to_fs
 from sim.deploy import plans
 
 TWICE = '[deployments."here".factors]\ndecode = 2.0\nprefill = 1.0\n'
@@ -34,3 +35,16 @@ def test_a_deployment_the_file_does_not_have_is_named(tmp_path: Path) -> None:
 def test_a_model_that_does_not_fit_says_how_much_room_there_is() -> None:
     with pytest.raises(ForgeError, match=r"sim.deployment: .* leaves room for 0 tokens of KV"):
         plans(agents(deployment={"model": "llama_3_1_405b", "kv_tokens": None}))
+
+
+def test_faults_name_the_keys_to_change() -> None:
+    with pytest.raises(ForgeError, match=r"sim\.deployment\.budget = 8: must exceed engine\.slots = 64"):
+        plans(agents(deployment={"budget": 8}, engine={"slots": 64}))
+    with pytest.raises(ForgeError, match=r"sim\.deployment\.kv_tokens = 1000: less than engine\.max_context"):
+        plans(agents(deployment={"kv_tokens": 1000}))
+
+
+def test_times_that_cannot_be_simulated_are_refused() -> None:
+    for seconds in (1e300, float("inf"), float("nan")):
+        with pytest.raises(ForgeError, match="no time that can be simulated"):
+            to_fs(seconds)
