@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -19,6 +20,27 @@ README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```toml\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 TABLES = "\n".join(block for block in BLOCKS if block.startswith("[sim."))
 (CALIBRATION,) = [block for block in BLOCKS if block.startswith("[deployments.")]
+
+
+REPLAY = next(
+    b for b in re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL) if "traces" in b
+)
+
+
+def test_a_trace_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two requests, the second longer by three blocks."""
+    rows = [
+        {"timestamp": 60_000 * i, "input_length": 512 * n + 9, "output_length": 4, "hash_ids": list(range(n))}
+        for i, n in enumerate((5, 8))
+    ]
+    monkeypatch.chdir(tmp_path)
+    Path("conversation_trace.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    exec(compile(REPLAY, "README.md", "exec"), {})
+    ttft, hit = map(float, capsys.readouterr().out.split())
+    assert 0 < ttft < 10
+    assert hit == 5 * 512 / (13 * 512 + 18)
 
 
 @pytest.fixture
