@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from agent_scenarios import AGENT, agents
-from test_queueing import Given
 
 from forge import trace as ev
 from forge.cost import CostModel, Deployment, hardware, model_card
@@ -28,6 +27,7 @@ from sim.iteration import RooflineTimes
 from sim.serve import Loop, Serving
 from sim.sessions import Session
 from sim.synthetic import Agents
+from sim.traces.reading import Recorded
 from sim.world import simulate
 
 ANOMALY = 0.08  # of a single run
@@ -55,7 +55,7 @@ def served(seed: int, **given: Any) -> tuple[float, float]:
     domain = AgentDomain.model_validate(AGENT | {"tool_wait": wait, "failures": {"hang": 0.0}})
     work = Agents({"agent": domain}, seed=seed, group=4, block=16)
     members = [member for index in range(15) for member in work.item(index).members]
-    trace = Given(tuple(Session(name=str(i), start_s=0.0, steps=m.steps) for i, m in enumerate(members)))
+    trace = Recorded(16, tuple(Session(name=str(i), start_s=0.0, steps=m.steps) for i, m in enumerate(members)))
     card = hardware("h100_sxm")
     card = replace(card, bandwidth=card.bandwidth * of["bandwidth"])
     times = RooflineTimes(CostModel(Deployment(model=model_card("qwen3_8b"), hardware=card)))

@@ -10,7 +10,7 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_driver import Plain, cases
-from test_queueing import Given, agents
+from test_queueing import agents
 
 from forge.policies.router import LeastLoaded
 from sim.alarm import HAPPEN, Alarm
@@ -22,6 +22,7 @@ from sim.request import Request
 from sim.serve import Loop, Row, Serving
 from sim.tier_store import Stores, Tier
 from sim.tiers import Roads, Tiers
+from sim.traces.reading import Recorded
 
 BLOCK, BYTES = 16, 100
 A, B, C = (0, 1), (0, 2), (0, 3)
@@ -252,7 +253,7 @@ def test_every_request_is_over_once(case: Any, width: int, l2: int, l3: int) -> 
 # --- served agents ------
 
 
-def served(trace: Given, l2: int, l3: int = 0, width: int = 10**11) -> tuple[list[Row], Tiers]:
+def served(trace: Recorded, l2: int, l3: int = 0, width: int = 10**11) -> tuple[list[Row], Tiers]:
     """Two instances whose own memory is far too small for the sessions they serve. A token is 100 kB."""
     times = LineTimes(step_s=2e-3, row_s=1e-4, prefill_token_s=1e-4)
     stores, made = Stores(2, l2, l3), []
