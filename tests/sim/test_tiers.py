@@ -283,7 +283,7 @@ def test_more_l2_and_more_bandwidth_help_agents() -> None:
         (500, 8000, 10**11),
     ):
         rows, tiers = served(trace, l2, l3, width)
-        assert sum(row.output for row in rows) == sum(step.output for s in trace.made for step in s.steps)
+        assert sum(row.output for row in rows) == sum(step.output for s in trace.recorded for step in s.steps)
         ttft[l2, l3, width] = fmean(row.ttft_s for row in rows)
         assert (tiers.hits.l2 > 0) == (l2 > 0)
     assert ttft[8000, 0, 10**11] < 0.8 * ttft[0, 0, 10**11]
