@@ -93,7 +93,7 @@ def served(scenario: Scenario) -> tuple[list[Row], Any]:
 @pytest.mark.parametrize("sim", [{}, {"tiers": TIERS}, {"speculation": SPECULATION}, ALL])
 def test_every_request_is_served_whatever_it_runs_on(prefill: Any, sim: Any) -> None:
     rows, front = served(deployed(prefill, **sim))
-    steps = [step for session in agent_trace(30, seed=5).made for step in session.steps]
+    steps = [step for session in agent_trace(30, seed=5).recorded for step in session.steps]
     assert sorted((row.prompt, row.output) for row in rows) == sorted((step.prompt, step.output) for step in steps)
     assert all(row.arrived < row.first <= row.ended for row in rows)
     if prefill:
