@@ -86,8 +86,8 @@ def in_use() -> bool:
 
 
 def use() -> None:
-    """From now on, where there is a build."""
-    if os.environ.get(PURE) or in_use():
+    """From now on, where there is a build. Where there never was one, nothing is read."""
+    if os.environ.get(PURE) or not _BUILDS.is_dir():
         return
     try:
         build = folder()

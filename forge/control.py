@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from forge import trace as ev
 from forge.draws import draw
-from forge.instances import Path, RouterView
+from forge.instances import Path
 from forge.policies import Policies
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
@@ -114,9 +114,7 @@ class Control:
 
     def _asked(self, now: float, slot: str, method: str, args: dict[str, Any]) -> tuple[Any, Any]:
         """The policy's decision, and the view it decided on."""
-        self.views.now = now
-        at = draw(self.seed, self.life, self._calls)
-        self._calls += 1
+        at = self._next_draw(now)
         view = self.views.view(slot, at, args)
         decision = getattr(getattr(self.policies, slot), method)(view)
         if self._traced:
@@ -125,6 +123,12 @@ class Control:
             )
             self.account(call)
         return decision, view
+
+    def _next_draw(self, now: float) -> float:
+        """A policy is asked, at `now`."""
+        self.views.now = now
+        self._calls += 1
+        return draw(self.seed, self.life, self._calls - 1)
 
     @property
     def policy_calls(self) -> int:
@@ -174,15 +178,12 @@ class Control:
         self, now: float, request: str, trajectory: str, turn: int, prompt_tokens: int, path: Path
     ) -> tuple[int, int]:
         """`route` without events; returns the instance, and the tokens of the prompt believed cached there."""
-        views, instances = self.views, self.views.instances
-        views.now = now
-        at = draw(self.seed, self.life, self._calls)
-        self._calls += 1
-        cached = instances.cached(path)
-        view = RouterView(now, at, trajectory, turn, prompt_tokens, instances.views(), cached)
+        view = self.views.router_view(
+            self._next_draw(now), trajectory=trajectory, turn=turn, prompt_tokens=prompt_tokens, path=path
+        )
         chosen = self.policies.router.route(view)
-        held = min(cached.get(chosen, 0), prompt_tokens - 1)
-        instances.routed(request, chosen, prompt_tokens, held)
+        held = min(view.cached.get(chosen, 0), prompt_tokens - 1)
+        self.views.instances.routed(request, chosen, prompt_tokens, held)
         return chosen, held
 
     def take(self, now: float) -> list[int]:

@@ -1,5 +1,3 @@
 """The simulated world: the same policies and control loop as `forge`, in virtual time."""
 
-from forge.compiled import use
-
-use()
+import forge  # noqa: F401 - it has the compiled modules found, before any of them is imported

@@ -40,14 +40,15 @@ def fit_core(paths: Sequence[Path]) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     first = min(_spans(chain)[0] for chain in chains)
     later = min((_spans(chain)[1] for chain in chains if chain.known and len(chain.routed) > 1), default=None)
-    low, high = 0, round(fmean(spans))
+    mean = fmean(spans)
+    low, high = 0, round(mean)
     for _ in range(HALVINGS):
         work = (low + high) // 2
-        if replayed_mean(chains, work, _latency(work, first, later)) < fmean(spans):
+        if replayed_mean(chains, work, _latency(work, first, later)) < mean:
             low = work
         else:
             high = work
-    return to_s(low), to_s(_latency(low, first, later)), fmean(spans) * 1e-15
+    return to_s(low), to_s(_latency(low, first, later)), mean * 1e-15
 
 
 def _latency(work: int, first: int, later: int | None) -> int:

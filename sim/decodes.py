@@ -120,11 +120,6 @@ class Decodes:
     def settle(self, done: int) -> int:
         """The same; `held`, `at` and `until` are about `done` from now on."""
         if not self.at <= done < self.until:
-            span, held, until = self.span, self._quotient, NEVER
-            for rest, count in self._phases.items():
-                blocks = -(-(rest + done) // span)
-                held += count * blocks
-                if blocks * span - rest < until:
-                    until = blocks * span - rest
-            self.held, self.at, self.until = held, done, until + 1
+            self.held, self.at, span = self.private(done), done, self.span
+            self.until = done + 1 + min([-(rest + done) % span for rest in self._phases], default=NEVER)
         return self.held

@@ -35,10 +35,14 @@ class Memory:
             cache.evict(short)
         return True
 
+    def for_decodes(self) -> int:
+        """Blocks that decodes could hold, were all evicted that may be."""
+        cache = self.cache
+        return self.capacity - self.other - cache.stored + cache.loose
+
     def room(self) -> int:
         """Blocks that are free or may be evicted."""
-        cache = self.cache
-        return self.capacity - self.other - cache.stored + cache.loose - self.decodes.settle(self.planned)
+        return self.for_decodes() - self.decodes.settle(self.planned)
 
     def start(self, request: Request, kv: int) -> None:
         """It runs from now on, and has found `kv` tokens of its path here."""

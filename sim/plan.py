@@ -252,7 +252,7 @@ class Planner:
         if done + most * gain < decodes.until:
             return most
         self.quiet = False
-        room = memory.capacity - memory.other - self.cache.stored + self.cache.loose
+        room = memory.for_decodes()
         if decodes.private(done + most * gain) <= room:
             return most
         low = 1  # fits: the plan took its blocks
@@ -301,8 +301,7 @@ class Planner:
         if decodes.count:
             k = min(k, -(-(decodes.next_end - decodes.done) // gain))
         blocks = -(-min((k - 1) * tokens, left) // memory.block) + 1
-        limit = memory.capacity - memory.other - self.cache.stored + self.cache.loose
-        if decodes.private(decodes.done + k * gain) + blocks > limit:
+        if decodes.private(decodes.done + k * gain) + blocks > memory.for_decodes():
             return 1
         self._full = min(full, k)
         return k

@@ -65,8 +65,7 @@ class First:
 def both(data: Path | None, campaign_samples: int, tell: Callable[[str], None]) -> Json:
     """`run` on the compiled core, which is built where it is missing, and its rates interpreted. Where it cannot be
     built the reasons say why, and everything is interpreted."""
-    if data is not None and not data.is_dir():
-        raise ForgeError(f"--data {data}: no such folder")
+    _check(data)
     if not compiled.folder().is_dir():
         tell("compiling the simulator's core, once: a minute or two")
     why = compiled.ensure()
@@ -86,6 +85,11 @@ def both(data: Path | None, campaign_samples: int, tell: Callable[[str], None]) 
     return result
 
 
+def _check(data: Path | None) -> None:
+    if data is not None and not data.is_dir():
+        raise ForgeError(f"--data {data}: no such folder")
+
+
 def _child(data: Path | None, campaign_samples: int, *, pure: bool) -> Json:
     command = [sys.executable, "-m", "sim.speed_bench", str(campaign_samples), *([] if data is None else [str(data)])]
     env = {name: value for name, value in os.environ.items() if name != compiled.PURE} | (
@@ -100,8 +104,7 @@ def _child(data: Path | None, campaign_samples: int, *, pure: bool) -> Json:
 
 def run(data: Path | None, campaign_samples: int = 3000, *, stepped: int = STEPPED, judged: int = JUDGED) -> Json:
     """`figures`, `reasons` of those that are null, `protocol` in words. Raises ForgeError where --data is no folder."""
-    if data is not None and not data.is_dir():
-        raise ForgeError(f"--data {data}: no such folder")
+    _check(data)
     figures: dict[str, float | None] = dict.fromkeys([*ON_TRACE, CAMPAIGN])
     reasons: dict[str, str] = {}
     if data is None or not (data / TRACE).is_file():
@@ -159,9 +162,13 @@ def _against_stepping(trace: Trace) -> dict[str, float]:
     return {"ratio_vs_stepped": slow / fast, "stepped_max_error_s": _difference(_ends(stepped), _ends(jumped))}
 
 
+def _deployed() -> Deployment:
+    return Deployment(model=model_card("llama_3_1_70b"), hardware=hardware("h100_sxm"), tp=8)
+
+
 def _serve(trace: Trace, *, jump: bool) -> tuple[float, list[Row], float]:
     """CPU seconds, what became of every request, iterations a jump."""
-    on = Deployment(model=model_card("llama_3_1_70b"), hardware=hardware("h100_sxm"), tp=8)
+    on = _deployed()
     shape = Shape(block=BLOCK, capacity=int(on.kv_tokens) // BLOCK, budget=BUDGET, seats=SEATS, jump=jump)
     times = RooflineTimes(CostModel(on))
     fleet = [Instance(times, shape, listen=True) for _ in range(INSTANCES)]
@@ -202,8 +209,7 @@ def _oracle() -> ModuleType | None:
 
 def _against_oracle(oracle: ModuleType, trace: Trace) -> float:
     """One instance with little memory, as much work as the trace has for all."""
-    on = Deployment(model=model_card("llama_3_1_70b"), hardware=hardware("h100_sxm"), tp=8)
-    times = RooflineTimes(CostModel(on))
+    times = RooflineTimes(CostModel(_deployed()))
     shape = Shape(block=BLOCK, capacity=JUDGED_BLOCKS, budget=BUDGET, seats=SEATS)
     rows = Serving(trace, [Instance(times, shape, listen=True)], CacheAware(), period_s=1.0, delay_s=0.1).run()
 

@@ -29,13 +29,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """A finished run: what the report needs. `cpu_s` of this process, `calls` that left their instance."""
+    """A finished run: what the report needs. `cpu_s` of this process."""
 
     scenario: Scenario
     run: RunFold
     laws: LawCheck
-    calls: int
     cpu_s: float
+
+    @property
+    def calls(self) -> int:
+        return self.run.calls
 
     def summary(self) -> Json:
         return figures(self.run, self.laws, self.scenario)
@@ -53,7 +56,7 @@ def stream(
     watch = () if progress is None else (_Watch(scenario, run, progress),)
     cpu = time.process_time()
     simulate(scenario, (run.apply, laws.apply, *watch, *sinks), work, requests=run.served)
-    return Streamed(scenario, run, laws, len(run.prompts) // 3, time.process_time() - cpu)
+    return Streamed(scenario, run, laws, time.process_time() - cpu)
 
 
 class _Watch:
@@ -65,6 +68,6 @@ class _Watch:
 
     def __call__(self, event: ev.Event) -> None:
         if isinstance(event, ev.Finished | ev.Dead):
-            calls = len(self._run.prompts) // 3
+            calls = self._run.calls
             rate = calls / max(1e-9, time.monotonic() - self._began)
             self._tell(Progress(len(self._run.items), self._of, calls, event.t, rate))

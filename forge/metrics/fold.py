@@ -108,6 +108,11 @@ class RunFold:
     _batch: tuple[float, tuple[int, ...]] | None = None  # started, positions
     _last: list[tuple[float, int, int, int, int]] = field(default_factory=list)  # counters per instance at last usage
 
+    @property
+    def calls(self) -> int:
+        """Requests that were routed."""
+        return len(self.prompts) // 3
+
     def apply(self, event: ev.Event) -> None:
         before, self.wall_s = self.wall_s, max(self.wall_s, event.t)
         match event:

@@ -17,7 +17,7 @@ Lines = list[tuple[str, str]]
 def plan(scenario: Scenario, run: RunFold, summary: Json) -> Lines:
     """Labels and texts. Rates are over the whole run, its start and its end included."""
     per_day = DAY_S / run.wall_s if run.wall_s > 0 else 0.0
-    samples, calls = summary["samples_consumed"], len(run.prompts) // 3
+    samples, calls = summary["samples_consumed"], run.calls
     done = f"{number(samples)} samples, {number(calls)} calls in {run.wall_s / 3600:.2f} h"
     rate = f"{number(samples * per_day)} samples, {number(calls * per_day)} calls"
     tokens = ", ".join(f"{name} {_big(n * per_day)}" for name, n in _tokens(run).items())

@@ -71,16 +71,21 @@ def served(seed: int, **given: Any) -> tuple[float, float]:
     return sum(row.output for row in rows) / (max(ends.values()) / 1e15), seconds
 
 
-@pytest.mark.parametrize("what", list(MORE))
-def test_more_of_anything_serves_no_slower(what: str) -> None:
-    before = [served(seed) for seed in SEEDS]
-    after = [served(seed, **{what: MORE[what]}) for seed in SEEDS]
+def no_slower(before: list[tuple[float, float]], after: list[tuple[float, float]]) -> None:
+    """(rate, seconds) of the same seeds, before and after there is more of something."""
     rates = [b[0] / a[0] for a, b in zip(before, after, strict=True)]
     seconds = [b[1] / a[1] for a, b in zip(before, after, strict=True)]
     assert min(rates) > 1 - ANOMALY
     assert max(seconds) < 1 + ANOMALY
     assert fmean(rates) > 1 - NOISE
     assert fmean(seconds) < 1 + NOISE
+
+
+@pytest.mark.parametrize("what", list(MORE))
+def test_more_of_anything_serves_no_slower(what: str) -> None:
+    before = [served(seed) for seed in SEEDS]
+    after = [served(seed, **{what: MORE[what]}) for seed in SEEDS]
+    no_slower(before, after)
 
 
 @pytest.mark.parametrize("what", ["bandwidth", "kv_tokens", "instances"])
@@ -128,9 +133,4 @@ def test_more_of_anything_trains_no_slower(what: str, usual: list[tuple[float, f
         assert hardware(path).bandwidth == 2 * card.bandwidth
         more = {"deployment": {"hardware": str(path)}}
     after = [trained(seed, more) for seed in SEEDS]
-    rates = [b[0] / a[0] for a, b in zip(usual, after, strict=True)]
-    seconds = [b[1] / a[1] for a, b in zip(usual, after, strict=True)]
-    assert min(rates) > 1 - ANOMALY
-    assert max(seconds) < 1 + ANOMALY
-    assert fmean(rates) > 1 - NOISE
-    assert fmean(seconds) < 1 + NOISE
+    no_slower(usual, after)
