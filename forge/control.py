@@ -52,7 +52,10 @@ class Served(NamedTuple):
     cached_tokens: int  # of the prompt, that the instance was believed to hold
     routed_s: float
     first_s: float | None  # its first token; None: it never came
-    completed: ev.Completed
+    ended_s: float
+    tokens: int  # sampled
+    finish: str
+    version: int  # of the weights that sampled the first token
 
 
 Requests = Callable[[Served], None]

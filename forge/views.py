@@ -5,14 +5,18 @@ A view holds only what the live system can observe. Time is `view.now`, randomne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from forge import trace as ev
 from forge.instances import Instances, Path, RouterView
 from forge.queue import ItemQueue, QueueShape
 from forge.types import ItemState
+
+_POSITION = attrgetter("position")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,9 @@ class ItemView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """For the train scheduler. `waiting` is in position order; `head` is the lowest of them."""
+    """For the train scheduler. `waiting` is in position order, and `finished` are those of them that may be taken;
+    `head` is the lowest of all. Both as they are now: they go on changing, so a scheduler reads them and keeps none.
+    """
 
     now: float
     draw: float
@@ -36,7 +42,8 @@ class QueueView:
     batch: int
     head: int
     forming: int
-    waiting: tuple[ItemView, ...]
+    waiting: Collection[ItemView]
+    finished: Sequence[ItemView]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,7 @@ class Views:
     published_step: int = 0
     items: dict[int, _Item] = field(default_factory=dict)
     _waiting: dict[int, ItemView] = field(default_factory=dict)  # running or finished, in position order
+    _finished: list[ItemView] = field(default_factory=list)  # in position order
     instances: Instances = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +92,8 @@ class Views:
             case "scheduler":
                 return self.queue_view(draw)
             case "router":
-                return self.router_view(draw, **args)
+                path = [(chain, blocks) for chain, blocks in args.get("path", ())]  # lists, in a trace that was read
+                return self.router_view(draw, **{**args, "path": path})
             case "sync":
                 return self.sync_view(draw)
         raise KeyError(slot)
@@ -100,7 +109,8 @@ class Views:
             batch=self.shape.batch,
             head=queue.head,
             forming=len(queue.forming),
-            waiting=tuple(self._waiting.values()),
+            waiting=self._waiting.values(),
+            finished=self._finished,
         )
 
     def router_view(
@@ -113,9 +123,7 @@ class Views:
             turn=turn,
             prompt_tokens=prompt_tokens,
             instances=self.instances.views(),
-            cached=self.instances.cached(
-                [(chain, blocks) for chain, blocks in path]
-            ),  # lists, in a trace that was read
+            cached=self.instances.cached(path),
         )
 
     def sync_view(self, draw: float) -> SyncView:
@@ -145,10 +153,11 @@ class Views:
                 self._see(event.position)
             case ev.Dead():
                 self.queue.die(event.position)
-                del self.items[event.position], self._waiting[event.position]
+                self._leave(event.position)
+                del self.items[event.position]
             case ev.Taken():
                 self.queue.take(event.position)
-                del self._waiting[event.position]
+                self._leave(event.position)
             case ev.StepStarted():
                 self.queue.start_step(partial=event.partial)
             case ev.Committed():
@@ -166,13 +175,21 @@ class Views:
     def _see(self, position: int) -> None:
         """What schedulers see of a waiting item changed; it keeps its place in the order."""
         item = self.items[position]
-        self._waiting[position] = ItemView(
+        seen = ItemView(
             position=position,
             finished=self.queue.states[position] is ItemState.FINISHED,
             domain=item.domain,
             submitted_s=item.submitted_s,
             finished_s=item.finished_s,
         )
+        self._waiting[position] = seen
+        if seen.finished:
+            insort(self._finished, seen, key=_POSITION)
+
+    def _leave(self, position: int) -> None:
+        """It waits no more."""
+        if self._waiting.pop(position).finished:
+            del self._finished[bisect_left(self._finished, position, key=_POSITION)]
 
     def _apply_instance(self, event: ev.Event) -> None:
         instances = self.instances
@@ -207,7 +224,7 @@ class Views:
             int(p): _Item(domain, submitted_s, finished_s)
             for p, (domain, submitted_s, finished_s) in event.items.items()
         }
-        self._waiting = {}
+        self._waiting, self._finished = {}, []
         for position in self.queue.waiting():
             self._see(position)
         self.instances = Instances(self.instances_n, self.block)

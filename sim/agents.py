@@ -79,52 +79,61 @@ class Agents:
         for member in item.members:
             for number in member.frontier.first():
                 self._wait(member, number, member.work.steps[number].delay_s)
-        self._at(self._timeout, lambda: self._time_out(item))
+        Alarm(self._env, HAPPEN, self._timed_out, item).set(self._env.now + self._timeout)
 
     def _now(self) -> float:
         return to_s(self._env.now)
-
-    def _at(self, fs: int, then: Callable[[], None]) -> None:
-        Alarm(self._env, HAPPEN, lambda _: then()).set(self._env.now + fs)
 
     # --- one member ------
 
     def _wait(self, member: Member, number: int, delay_s: float) -> None:
         """The tool's time, or the agent's own, then the next request."""
         if delay_s:
-            self._at(to_fs(delay_s), lambda: self._ask(member, number, delay_s))
+            Alarm(self._env, HAPPEN, self._waited, (member, number)).set(self._env.now + to_fs(delay_s))
         else:
             self._ask(member, number, 0.0)
+
+    def _waited(self, alarm: Alarm) -> None:
+        asks: tuple[Member, int] = alarm.about
+        member, number = asks
+        self._ask(member, number, member.work.steps[number].delay_s)
 
     def _ask(self, member: Member, number: int, waited_s: float, attempt: int = 0) -> None:
         if member.item.ended:
             return
         member.tool_wait_s += waited_s
         if self._core is None:
-            self._rollout.when_live(lambda: self._send(member, number, attempt))
+            self._send(member, number, attempt)
         else:
-            self._core.before(lambda: self._rollout.when_live(lambda: self._send(member, number, attempt)))
+            self._core.before(lambda: self._send(member, number, attempt))
 
     def _send(self, member: Member, number: int, attempt: int) -> None:
         """One completion; sent again for as long as its instance crashes under it."""
+        position = member.item.position
         if member.item.ended:
             return
-
-        def answered(call: Call) -> None:
-            del member.calls[number]
-            if member.item.ended:
-                return
-            if call.lost:
-                self._ask(member, number, 0.0, attempt + 1)
-            elif self._core is None:
-                self._answered(member, number)
-            else:
-                self._core.after(lambda: self._answered(member, number))
-
+        if not self._rollout.lives:
+            self._rollout.when_live(lambda: self._send(member, number, attempt))
+            return
         retry = f".r{attempt}" if attempt else ""
-        name = f"{member.item.position}.{member.number}.{number}{retry}"
-        step = member.work.steps[number]
-        member.calls[number] = self._rollout.send(name, member.item.position, member.number, number, step, answered)
+        name = f"{position}.{member.number}.{number}{retry}"
+        step, asks = member.work.steps[number], (member, number, attempt)
+        call = self._rollout.send(name, position, member.number, number, step, self._left, asks)
+        member.calls[number] = call
+
+    def _left(self, call: Call) -> None:
+        """It ended at its instance, answered or lost."""
+        asks: tuple[Member, int, int] = call.about
+        member, number, attempt = asks
+        del member.calls[number]
+        if member.item.ended:
+            return
+        if call.lost:
+            self._ask(member, number, 0.0, attempt + 1)
+        elif self._core is None:
+            self._answered(member, number)
+        else:
+            self._core.after(lambda: self._answered(member, number))
 
     def _answered(self, member: Member, number: int) -> None:
         if member.item.ended:
@@ -135,12 +144,15 @@ class Agents:
         free = member.frontier.answered(number)
         if not member.frontier.left:
             if member.work.idle_s:
-                self._at(to_fs(member.work.idle_s), lambda: self._member_done(member))
+                Alarm(self._env, HAPPEN, self._idled, member).set(self._env.now + to_fs(member.work.idle_s))
             else:
                 self._member_done(member)
             return
         for later in free:
             self._wait(member, later, steps[later].delay_s)
+
+    def _idled(self, alarm: Alarm) -> None:
+        self._member_done(alarm.about)
 
     def _member_done(self, member: Member) -> None:
         item = member.item
@@ -152,8 +164,9 @@ class Agents:
         if all(m.done for m in item.members):
             self._end(item)
 
-    def _time_out(self, item: Item) -> None:
+    def _timed_out(self, alarm: Alarm) -> None:
         """Members still under way die of it. All began together, so the item ends here, with who has survived."""
+        item: Item = alarm.about
         if item.ended:
             return
         item.ended = True

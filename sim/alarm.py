@@ -12,18 +12,20 @@ HAPPEN, SAMPLE, PLAN = 1, 2, 3
 
 
 class Alarm:
-    """Rings at every time it is `set` to. A later `set` does not take back an earlier one: whoever listens checks."""
+    """Rings at every time it is `set` to. A later `set` does not take back an earlier one: whoever listens checks.
+    `about`: for whoever listens, who is given the alarm."""
 
-    __slots__ = ("_callbacks", "_env", "_priority")
+    __slots__ = ("_callbacks", "_env", "_priority", "about")
 
     _ok = True  # as SimPy's loop asks of an event
     _defused = True
     _value = None
 
-    def __init__(self, env: Any, priority: int, ring: Callable[[Any], None]) -> None:
+    def __init__(self, env: Any, priority: int, ring: Callable[[Any], None], about: Any = None) -> None:
         self._env = env
         self._priority = priority
         self._callbacks = (ring,)
+        self.about = about
 
     @property
     def callbacks(self) -> tuple[Callable[[Any], None], ...]:

@@ -7,6 +7,7 @@ one where speculation makes a step yield a fraction (`unit` of them are a token)
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from heapq import heapify, heappop, heappush
 
 from sim.request import Request
@@ -21,8 +22,8 @@ class Decodes:
     """
 
     __slots__ = (
-        "_phases",
         "_quotient",
+        "_rests",
         "_rows",
         "at",
         "context",
@@ -43,7 +44,7 @@ class Decodes:
         self.context = 0
         self.next_end = NEVER
         self._rows: list[tuple[int, int, Request]] = []  # heap: (finish, order, request)
-        self._phases: dict[int, int] = {}  # phase % span -> how many
+        self._rests: list[int] = []  # phase % span of each, sorted
         self._quotient = 0  # sum of phase // span, less the blocks they share
         self.held = 0
         self.at = 0
@@ -54,9 +55,8 @@ class Decodes:
         kv, done, span = request.kv * self.unit, self.done, self.span
         request.phase = phase = kv - done
         request.finish = finish = done + (request.output - request.sampled) * self.unit
-        rest = phase % span
         self._quotient += phase // span - request.share
-        self._phases[rest] = self._phases.get(rest, 0) + 1
+        insort(self._rests, phase % span)
         blocks = -(-(phase + self.at) // span)
         self.held += blocks - request.share
         until = blocks * span - phase + 1
@@ -71,12 +71,8 @@ class Decodes:
     def _leave(self, request: Request) -> None:
         """Sets `sampled` and `kv` to what it has."""
         phase, done, span = request.phase, self.done, self.span
-        rest = phase % span
         self._quotient -= phase // span - request.share
-        if self._phases[rest] == 1:
-            del self._phases[rest]
-        else:
-            self._phases[rest] -= 1
+        del self._rests[bisect_left(self._rests, phase % span)]
         self.held -= -(-(phase + self.at) // span) - request.share
         self.count -= 1
         self.context -= phase + done
@@ -112,14 +108,21 @@ class Decodes:
         """Blocks of their own that they hold at `done`."""
         if self.at <= done < self.until:
             return self.held
-        span, held = self.span, self._quotient
-        for rest, count in self._phases.items():
-            held -= count * (-(rest + done) // span)
-        return held
+        # One whose phase leaves `rest` holds ceil((rest + done) / span) beside its quotient: as many as `done` fills,
+        # one more where it has begun another, and one more where the two rests together exceed a block.
+        rests, count = self._rests, self.count
+        filled, rest = divmod(done, self.span)
+        begun = count if rest else count - bisect_right(rests, 0)
+        return self._quotient + count * filled + begun + count - bisect_right(rests, self.span - rest)
 
     def settle(self, done: int) -> int:
         """The same; `held`, `at` and `until` are about `done` from now on."""
         if not self.at <= done < self.until:
-            self.held, self.at, span = self.private(done), done, self.span
-            self.until = done + 1 + min([-(rest + done) % span for rest in self._phases], default=NEVER)
+            self.held, self.at = self.private(done), done
+            rests, span = self._rests, self.span
+            if rests:
+                full = -done % span  # the rest whose last block is full now; the next to fill is the largest below it
+                self.until = done + 1 + (full - rests[bisect_right(rests, full) - 1]) % span
+            else:
+                self.until = NEVER
         return self.held

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from sim.alarm import PLAN, Alarm
@@ -28,7 +28,7 @@ class Fleet:
         self.instances = instances
         self._listener = listener
         self._planned: list[int] = [-1] * len(instances)  # when the newest wake-up of each rings
-        self._alarms = [Alarm(env, PLAN, self._ring(i)) for i in range(len(instances))]
+        self._alarms = [Alarm(env, PLAN, self._rang, i) for i in range(len(instances))]
 
     def add(self, i: int, request: Request) -> None:
         self.instances[i].add(request, self.env.now)
@@ -60,8 +60,10 @@ class Fleet:
         """It is back from a crash, with these weights."""
         self.instances[i].version = version
 
-    def _ring(self, i: int) -> Callable[[Any], None]:
-        return lambda _: self._advance(i)
+    def _rang(self, alarm: Alarm) -> None:
+        i: int = alarm.about
+        if self._planned[i] == self.env.now:
+            self._advance(i)
 
     def _wake(self, i: int) -> None:
         """See that `_advance(i)` runs when the instance is due. Wake-ups that came to nothing are ignored."""
@@ -71,12 +73,9 @@ class Fleet:
             self._alarms[i].set(due)
 
     def _advance(self, i: int) -> None:
-        now: int = self.env.now
-        if self._planned[i] != now:
-            return
         instance, listener = self.instances[i], self._listener
         self._planned[i] = -1
-        instance.advance(now)
+        instance.advance(self.env.now)
         for request in instance.first_tokens:
             listener.on_first_token(i, request)
         for request in instance.ended:

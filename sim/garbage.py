@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_YOUNG = 50_000  # new objects before it looks
+_YOUNG = 500_000  # new objects before it looks
 
 
 @contextmanager

@@ -7,8 +7,7 @@ the least recently used chain give the hits and evictions of per-block LRU, at a
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sim.sessions import Path
 
@@ -17,15 +16,18 @@ Spill = Callable[[int, int, int], None]
 
 
 class Entry:
-    """What an instance holds of a chain. `fresh`: of the weights served now, so that others may hit it."""
+    """What an instance holds of a chain. `fresh`: of the weights served now, so that others may hit it. While nobody
+    holds it: `before` and `after` it in the order of last use. In no order, it is next to itself or to the ends."""
 
-    __slots__ = ("chain", "fresh", "refs", "stored")
+    __slots__ = ("after", "before", "chain", "fresh", "refs", "stored")
 
-    def __init__(self, chain: int) -> None:
+    def __init__(self, chain: int, ends: Entry | None = None) -> None:
         self.chain = chain
         self.stored = 0
         self.refs = 0
         self.fresh = True
+        self.before: Entry = ends or self
+        self.after: Entry = ends or self
 
 
 class ChainCache:
@@ -34,11 +36,11 @@ class ChainCache:
     `dirty`: chains whose `stored` changed since it was last emptied; None where nobody listens.
     """
 
-    __slots__ = ("dirty", "entries", "evicted", "loose", "lru", "spill", "stored")
+    __slots__ = ("_ends", "dirty", "entries", "evicted", "loose", "spill", "stored")
 
     def __init__(self, listen: bool = False, spill: Spill | None = None) -> None:
         self.entries: dict[int, Entry] = {}
-        self.lru: OrderedDict[int, Entry] = OrderedDict()
+        self._ends = Entry(-1)  # a ring: after it the least recently used, before it the most recently used
         self.stored = 0
         self.loose = 0
         self.evicted = 0
@@ -59,17 +61,17 @@ class ChainCache:
 
     def loose_on(self, path: Path) -> int:
         """Of the path's chains, the blocks that holding it would save from eviction."""
-        lru = self.lru
-        return sum(lru[chain].stored for chain, _ in path if chain in lru)
+        held = [self.entries[chain] for chain, _ in path if chain in self.entries]
+        return sum([entry.stored for entry in held if not entry.refs])
 
     def hold(self, path: Path) -> tuple[Entry, ...]:
         held = []
         for chain, _ in path:
             entry = self.entries.get(chain)
             if entry is None:
-                entry = self.entries[chain] = Entry(chain)
+                entry = self.entries[chain] = Entry(chain, self._ends)
             elif entry.refs == 0:
-                del self.lru[chain]
+                self._unlink(entry)
                 self.loose -= entry.stored
             entry.refs += 1
             held.append(entry)
@@ -84,7 +86,7 @@ class ChainCache:
             if not entry.fresh:
                 self.stored -= entry.stored
             elif entry.stored:
-                self.lru[entry.chain] = entry
+                self._link(entry, self._ends)
                 self.loose += entry.stored
             else:
                 del self.entries[entry.chain]
@@ -105,25 +107,27 @@ class ChainCache:
         self.stored -= blocks
         self.loose -= blocks
         self.evicted += blocks
-        lru, spill = self.lru, self.spill
         while blocks:
-            chain, entry = next(iter(lru.items()))
-            gone = min(blocks, entry.stored)
+            entry = self._ends.after
+            gone = blocks if blocks < entry.stored else entry.stored
             entry.stored -= gone
             blocks -= gone
-            if spill is not None:
-                spill(chain, entry.stored, entry.stored + gone)
+            if self.spill is not None:
+                self.spill(entry.chain, entry.stored, entry.stored + gone)
             if self.dirty is not None:
-                self.dirty.add(chain)
+                self.dirty.add(entry.chain)
             if not entry.stored:
-                del lru[chain], self.entries[chain]
+                self._unlink(entry)
+                del self.entries[entry.chain]
 
     def trim(self, path: Path) -> None:
         """Evict what loose chains of the path hold beyond it."""
         for chain, blocks in path:
-            if chain in self.lru and self.lru[chain].stored > blocks:
-                self.lru.move_to_end(chain, last=False)
-                self.evict(self.lru[chain].stored - blocks)
+            entry = self.entries.get(chain)
+            if entry is not None and not entry.refs and entry.stored > blocks:
+                self._unlink(entry)
+                self._link(entry, self._ends.after)
+                self.evict(entry.stored - blocks)
 
     def insert(self, path: Path, blocks: int) -> None:
         """The path's first `blocks` have arrived from elsewhere and are loose; the caller has made room."""
@@ -137,15 +141,37 @@ class ChainCache:
 
     def renew(self) -> None:
         """Other weights: loose blocks vanish, held ones stay with their holders and are hit by nobody else."""
+        ends = self._ends
         for entry in self.entries.values():
             if self.dirty is not None:
                 self.dirty.add(entry.chain)
             entry.fresh = False
+            entry.before = entry.after = ends
+        ends.before = ends.after = ends
         self.stored -= self.loose
         self.loose = 0
         self.entries = {}
-        self.lru = OrderedDict()
 
     def stored_of(self, chain: int) -> int:
         entry = self.entries.get(chain)
         return 0 if entry is None else entry.stored
+
+    # --- the order of last use ------
+
+    def unused(self) -> Iterator[Entry]:
+        """Those that nobody holds, the least recently used first."""
+        entry = self._ends.after
+        while entry is not self._ends:
+            yield entry
+            entry = entry.after
+
+    def _link(self, entry: Entry, after: Entry) -> None:
+        """It comes right before `after`."""
+        before = after.before
+        entry.before, entry.after = before, after
+        before.after = after.before = entry
+
+    def _unlink(self, entry: Entry) -> None:
+        before, after = entry.before, entry.after
+        before.after, after.before = after, before
+        entry.before = entry.after = self._ends

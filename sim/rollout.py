@@ -23,16 +23,30 @@ _CRASHES = 1 << 21  # spawn key of the crash times
 
 class Call:
     """A request under way. `answer` is called with it when it ends: `lost` when its instance crashed and it must be
-    sent again. `first_s`: when its first token came. `cached` of its `prompt` tokens were
-    believed to be there."""
+    sent again. `about` is for whoever sent it. `first_s`: when its first token came. `cached` of its `prompt` tokens
+    were believed to be there."""
 
-    __slots__ = ("answer", "cached", "first_s", "instance", "lost", "position", "prompt", "request", "routed_s")
+    __slots__ = (
+        "about",
+        "answer",
+        "cached",
+        "first_s",
+        "instance",
+        "lost",
+        "position",
+        "prompt",
+        "request",
+        "routed_s",
+    )
 
-    def __init__(self, request: Request, instance: int, answer: Callable[[Call], None], position: int) -> None:
+    def __init__(
+        self, request: Request, instance: int, position: int, answer: Callable[[Call], None], about: Any
+    ) -> None:
         self.request = request
         self.instance = instance
-        self.answer = answer
         self.position = position
+        self.answer = answer
+        self.about = about
         self.lost = False
         self.first_s: float | None = None
         self.routed_s = 0.0
@@ -56,6 +70,7 @@ class Rollout:
         self._instances = made.instances
         self._front = made.front  # the first ones are routed to, and all that the control loop knows
         self._live = [True] * len(made.instances)
+        self._lives = self._front  # how many of the first ones live
         self._found = [0] * len(made.instances)  # prompt tokens that were cached, by where their request was sent
         self._block = scenario.sim.block
         signals = scenario.sim.signals
@@ -71,15 +86,24 @@ class Rollout:
 
     # --- requests ------
 
+    @property
+    def lives(self) -> bool:
+        """Whether there is an instance to send a request to."""
+        return self._lives > 0
+
     def when_live(self, send: Callable[[], None]) -> None:
-        """Call `send` now, or once an instance has come up where none lives."""
-        if any(self._live[: self._front]):
-            send()
-        else:
-            self._back.append(send)
+        """Call `send` once an instance has come up, where none lives."""
+        self._back.append(send)
 
     def send(
-        self, name: str, position: int, member: int, turn: int, step: Step, answer: Callable[[Call], None]
+        self,
+        name: str,
+        position: int,
+        member: int,
+        turn: int,
+        step: Step,
+        answer: Callable[[Call], None],
+        about: Any = None,
     ) -> Call:
         """Route a request and queue it at its instance."""
         now, cached = self._now(), 0
@@ -96,7 +120,7 @@ class Rollout:
         prompt = max(1, round(step.prompt * (1.0 - self._cached[turn > 0]))) if not step.path else step.prompt
         request = Request(name, prompt, step.output, step.path, keep=step.keep)
         self._instances[chosen].check(request)
-        call = Call(request, chosen, answer, position)
+        call = Call(request, chosen, position, answer, about)
         call.routed_s, call.prompt, call.cached = now, step.prompt, cached
         self._under_way.add(name)
         self._fleet.add(chosen, request)
@@ -120,7 +144,7 @@ class Rollout:
 
     def served(self) -> int | None:
         """The version of the slowest live instance; None while all that requests are routed to are down."""
-        if not any(self._live[: self._front]):
+        if not self.lives:
             return None
         return min(self._instances[i].version for i in self._live_ids())
 
@@ -182,12 +206,24 @@ class Rollout:
         request, now, tokens = call.request, self._now(), call.request.sampled
         self._under_way.discard(request.id)
         request.owner = None  # else the two keep each other alive until the collector comes
-        completed = ev.Completed(t=now, request=request.id, tokens=tokens, finish=finish, versions=request.versions)
         if self._requests is None:
-            self._control.account(completed)
+            versions = request.versions
+            done = ev.Completed(t=now, request=request.id, tokens=tokens, finish=finish, versions=versions)
+            self._control.account(done)
         else:
             self._control.views.instances.completed(request.id)
-            self._requests(Served(call.position, call.prompt, call.cached, call.routed_s, call.first_s, completed))
+            served = Served(
+                call.position,
+                call.prompt,
+                call.cached,
+                call.routed_s,
+                call.first_s,
+                now,
+                tokens,
+                finish,
+                request.versions[0],
+            )
+            self._requests(served)
         call.answer(call)
 
     # --- crashes ------
@@ -202,7 +238,7 @@ class Rollout:
             self._come_up(i)
 
     def _crash(self, i: int) -> None:
-        self._live[i] = False
+        self._set_live(i, False)
         lost = self._fleet.crash(i)
         for request in lost:
             request.owner.lost = True
@@ -213,11 +249,16 @@ class Rollout:
         self._on_change()
 
     def _come_up(self, i: int) -> None:
-        self._live[i] = True
+        self._set_live(i, True)
         self._fleet.up(i, self._target)
         if i < self._front:
             self._control.account(ev.InstanceUp(t=self._now(), instance=i, version=self._target))
-        waiting, self._back = (self._back, []) if any(self._live[: self._front]) else ([], self._back)
+        waiting, self._back = (self._back, []) if self.lives else ([], self._back)
         for send in waiting:
             send()
         self._on_change()
+
+    def _set_live(self, i: int, live: bool) -> None:
+        self._live[i] = live
+        if i < self._front:
+            self._lives += 1 if live else -1

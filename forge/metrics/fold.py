@@ -182,16 +182,17 @@ class RunFold:
                     self.ttft_s.append(event.t - routed)
             case ev.Completed():
                 position, _, first = self._sent.pop(event.request, (-1, 0.0, None))
-                self._left(position, first, event)
+                self._left(position, first, event.t, event.tokens, event.finish, event.versions[0])
 
-    def _left(self, position: int, first_s: float | None, completed: ev.Completed) -> None:
-        """A request left its instance; its first token came at `first_s`."""
-        tokens, oldest = completed.tokens, completed.versions[0]
+    def _left(
+        self, position: int, first_s: float | None, ended_s: float, tokens: int, finish: str, oldest: int
+    ) -> None:
+        """A request left its instance; weights as old as version `oldest` sampled its tokens."""
         self.sampled_tokens += tokens
         if first_s is not None and tokens > 1:
-            self.tpot_s.append((completed.t - first_s) / (tokens - 1))
+            self.tpot_s.append((ended_s - first_s) / (tokens - 1))
         item = self.items.get(position)
-        if item and tokens and completed.finish not in GIVEN_UP and (item.version is None or oldest < item.version):
+        if item and tokens and finish not in GIVEN_UP and (item.version is None or oldest < item.version):
             item.version = oldest
 
     def served(self, request: Served) -> None:
@@ -199,7 +200,7 @@ class RunFold:
         self.prompts.extend((request.routed_s, request.prompt_tokens, request.cached_tokens))
         if request.first_s is not None:
             self.ttft_s.append(request.first_s - request.routed_s)
-        self._left(request.position, request.first_s, request.completed)
+        self._left(request.position, request.first_s, request.ended_s, request.tokens, request.finish, request.version)
 
     def _usage(self, event: ev.Usage) -> None:
         found = event.cached_tokens or (0,) * len(event.busy_s)

@@ -5,6 +5,7 @@ Written from the laws' text, so that a fault of the queue's own code shows here 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from forge import trace as ev
@@ -26,9 +27,9 @@ class LawCheck:
     violations: list[str] = field(default_factory=list)
     _now: float = 0.0
     _state: list[str] = field(default_factory=list)
-    _waiting: dict[int, None] = field(default_factory=dict)  # running or finished, ascending
+    _waiting: list[int] = field(default_factory=list)  # running or finished, ascending
+    _ahead: int = 0  # items above the head that were taken
     _served: list[tuple[int, int | None]] = field(default_factory=list)  # items, steps in weights at submission
-    _overtaken: dict[int, set[int]] = field(default_factory=dict)
     _running: int = 0
     _taken: int = 0
     _dead: int = 0
@@ -76,7 +77,7 @@ class LawCheck:
 
     @property
     def _head(self) -> int:
-        return next(iter(self._waiting), len(self._state))
+        return self._waiting[0] if self._waiting else len(self._state)
 
     def _submitted(self, position: int) -> None:
         n = self.shape.n
@@ -88,7 +89,7 @@ class LawCheck:
         while len(self._state) <= position:  # a gap is one violation, not one a position
             self._served.append((self._published, self._published_step))
             self._state.append("running")
-            self._waiting[len(self._state) - 1] = None
+            self._waiting.append(len(self._state) - 1)
             self._running += 1
         running = self._running
         self._require(running <= self.concurrency, f"{running} items run at once, concurrency is {self.concurrency}")
@@ -105,8 +106,7 @@ class LawCheck:
     def _died(self, position: int) -> None:
         if self._become(position, "dead", "running", "finished"):
             self._dead += 1
-            self._waiting.pop(position, None)
-            self._overtaken.pop(position, None)
+            self._leave(position)
 
     def _take(self, event: ev.Taken) -> None:
         position, window, head = event.position, self.shape.window, self._head
@@ -122,24 +122,25 @@ class LawCheck:
             self._require(lag <= bound, f"item {position} has lag {lag} items, above the bound {bound}")
         self._taken += 1
         self._forming.append(position)
-        self._waiting.pop(position, None)
-        self._overtake(position)
+        passed = self._leave(position)
+        self._ahead += passed > 0
+        self.overtakes_max = max(self.overtakes_max, passed)
+        if window is not None:
+            most = window - 1
+            self._require(passed <= most, f"item {position} overtook {passed} others, more than {most}")
+            # Nobody was overtaken by more than the head was.
+            self._require(self._ahead <= most, f"item {head} was overtaken by {self._ahead} others, more than {most}")
 
-    def _overtake(self, position: int) -> None:
-        passed = []
-        for other in self._waiting:
-            if other > position:
-                break
-            passed.append(other)
-            self._overtaken.setdefault(other, set()).add(position)
-        self.overtakes_max = max(self.overtakes_max, len(passed))
-        if self.shape.window is None:
-            return
-        most = self.shape.window - 1
-        self._require(len(passed) <= most, f"item {position} overtook {len(passed)} others, more than {most}")
-        for other in passed:
-            by = len(self._overtaken[other])
-            self._require(by <= most, f"item {other} was overtaken by {by} others, more than {most}")
+    def _leave(self, position: int) -> int:
+        """It waits no more; returns how many below it do."""
+        below = bisect_left(self._waiting, position)
+        del self._waiting[below]
+        if not below:
+            self._ahead -= self._taken_in(position + 1, self._head)
+        return below
+
+    def _taken_in(self, low: int, high: int) -> int:
+        return sum(self._state[p] in ("taken", "committed") for p in range(low, high))
 
     # --- training and weights ------
 
@@ -150,7 +151,6 @@ class LawCheck:
             self._require(positions == self._batch, f"committed {positions}, in training were {self._batch}")
             for position in positions:
                 self._become(position, "committed", "taken")
-                self._overtaken.pop(position, None)
             self._step, self._batch = event.step, []
             self._committed += len(positions)
             return
@@ -198,7 +198,8 @@ class LawCheck:
         # The step served to an item this trace never saw submitted is lost; its items are in the pool.
         self._served = known + [(int(items), None) for items in event.queue["served"][len(known) :]]
         self._state = states
-        self._waiting = {p: None for p, s in enumerate(states) if s in ("running", "finished")}
+        self._waiting = [p for p, s in enumerate(states) if s in ("running", "finished")]
+        self._ahead = self._taken_in(self._head + 1, len(states))
         self._running, self._dead = states.count("running"), states.count("dead")
         self._committed = self._taken = states.count("committed")
         self._require("taken" not in states, "resumed with items taken but not committed")

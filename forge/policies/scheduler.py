@@ -28,7 +28,8 @@ class TrainScheduler(Protocol):
 
 def first_finished(view: QueueView, end: int) -> int | None:
     """The lowest finished position below `end`: greedy inside the window, oldest first among equals."""
-    return next((i.position for i in view.waiting if i.finished and i.position < end), None)
+    first = view.finished[0].position if view.finished else end
+    return first if first < end else None
 
 
 @dataclass(kw_only=True)
@@ -89,5 +90,5 @@ class Fffo:
         return None
 
     def pick(self, view: QueueView) -> int | None:
-        done = [(i.finished_s, i.position) for i in view.waiting if i.finished_s is not None]
+        done = [(i.finished_s, i.position) for i in view.finished]
         return min(done)[1] if done else None

@@ -85,7 +85,14 @@ def view_of(queue: ItemQueue, order: list[int], draw: float) -> QueueView:
     )
     shape, forming = queue.shape, len(queue.forming)
     return QueueView(
-        now=9.0, draw=draw, n=shape.n, batch=shape.batch, head=queue.head, forming=forming, waiting=waiting
+        now=9.0,
+        draw=draw,
+        n=shape.n,
+        batch=shape.batch,
+        head=queue.head,
+        forming=forming,
+        waiting=waiting,
+        finished=tuple(i for i in waiting if i.finished),
     )
 
 
@@ -132,7 +139,8 @@ def test_what_tells_the_schedulers_apart() -> None:
     view = view_of(queue, order, 0.0)
     picks = {cls().kind: cls().pick(view) for cls in SCHEDULERS}
     assert picks == {"strict_fifo": None, "windowed_fifo": 1, "greedy": 1, "fffo": 9}
-    head_done = replace(view, waiting=tuple(replace(i, finished=True, finished_s=50.0) for i in view.waiting[:1]))
+    head = (replace(view.waiting[0], finished=True, finished_s=50.0),)
+    head_done = replace(view, waiting=head, finished=head)
     assert {cls().pick(head_done) for cls in SCHEDULERS} == {0}
 
 

@@ -121,7 +121,7 @@ def _advance(instance: Instance, now: int, told: Told) -> None:
     memory = instance.memory
     used = memory.other + memory.cache.stored + memory.decodes.private(memory.planned)
     assert 0 <= used <= memory.capacity
-    assert memory.cache.loose == sum(entry.stored for entry in memory.cache.lru.values())
+    assert memory.cache.loose == sum(entry.stored for entry in memory.cache.unused())
     assert memory.cache.stored >= sum(stored(instance).values())
 
 
