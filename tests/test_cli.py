@@ -241,3 +241,30 @@ def test_a_run_that_lost_its_pool_or_was_simulated_does_not_resume(
         folder.trace.write_text(ev.encode(event) + "\n")
         assert forge(monkeypatch, "run", "--resume", str(folder.path)) == 2
         assert complaint in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("more", [[], ["--no-trace"]])
+@pytest.mark.parametrize(
+    ("sets", "complaint"),
+    [
+        (
+            ["sim.instance_mtbf_s=1e-4", "sim.instance_repair_s=1e6"],
+            "12 of timeout; sim.instance_mtbf_s = 0.0001 and sim.instance_repair_s = 1e+06: an instance is up 0.00%",
+        ),
+        (["queue.item_timeout_s=1e-3"], "12 of timeout; raise queue.item_timeout_s = 0.001"),
+    ],
+)
+def test_a_run_that_trained_nothing_says_so_and_fails(
+    sets: list[str],
+    complaint: str,
+    more: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    given = [arg for one in sets for arg in ("--set", one)]
+    assert forge(monkeypatch, "sim", "quickstart", *SMALL, *given, *more, "--runs", str(tmp_path)) == 2
+    captured = capsys.readouterr().err
+    assert "error: nothing was trained: of 12 items none finished" in captured
+    assert complaint in captured
+    assert (tmp_path / "latest" / "report.html").is_file()

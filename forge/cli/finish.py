@@ -12,8 +12,9 @@ from forge import trace as ev
 from forge.metrics import summarise
 from forge.report.page import headline, write_report
 from forge.runs import RunFolder
+from forge.scenario import Scenario
 from forge.tables import TableWriter
-from forge.types import Json
+from forge.types import ForgeError, Json
 
 
 def finish(folder: RunFolder) -> Json:
@@ -52,6 +53,33 @@ def warn(folder: RunFolder, summary: Json) -> None:
     broken = summary["law_violations"]
     if broken:
         print(f"warning: {folder.trace}: the queue's laws are broken, first at {broken[0]}", file=sys.stderr)
+
+
+def check_trained(summary: Json, scenario: Scenario) -> None:
+    """Of a simulated run that is over and written down. Raises ForgeError where it trained on nothing."""
+    if summary["items_consumed"]:
+        return
+    dead = ", ".join(f"{count} of {reason}" for reason, count in summary["dead"].items() if count)
+    raise ForgeError(
+        f"nothing was trained: of {summary['items_submitted']} items none finished, dead are {dead or 'none'}; "
+        f"{_way_out(scenario)}"
+    )
+
+
+def _way_out(scenario: Scenario) -> str:
+    """The key that most likely keeps items from finishing, with its value."""
+    sim = scenario.sim
+    if sim.instance_mtbf_s is not None:
+        up = sim.instance_mtbf_s / (sim.instance_mtbf_s + sim.instance_repair_s)
+        if up < 0.5 or sim.instance_mtbf_s < scenario.queue.item_timeout_s:
+            return (
+                f"sim.instance_mtbf_s = {sim.instance_mtbf_s:g} and sim.instance_repair_s = {sim.instance_repair_s:g}: "
+                f"an instance is up {up:.2%} of the time; raise the first or lower the second"
+            )
+    return (
+        f"raise queue.item_timeout_s = {scenario.queue.item_timeout_s:g}, or lower what kills members: "
+        f"sim.domains.*.death_rate, sim.agents.*.failures"
+    )
 
 
 def show_headline(console: Console, folder: RunFolder, summary: Json) -> None:

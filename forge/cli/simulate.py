@@ -29,8 +29,8 @@ def sim(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Simulate a scenario; writes the same run folder as a live run."""
-    from forge.cli.finish import finish, show_headline
+    """Simulate a scenario; writes the same run folder as a live run. Exit 2 where nothing was trained."""
+    from forge.cli.finish import check_trained, finish, show_headline
     from forge.runs import RunFolder
     from sim.world import simulate
 
@@ -44,9 +44,10 @@ def sim(
             raise _stopped("a run with --no-trace keeps nothing before its end") from None
         if as_json:
             print_json(summary)
-            return
-        show_headline(Console(), folder, summary)
-        print(planned, end="")
+        else:
+            show_headline(Console(), folder, summary)
+            print(planned, end="")
+        check_trained(summary, loaded)
         return
     folder = RunFolder.create(runs, loaded)
     writer = ev.TraceWriter(folder.trace)
@@ -58,6 +59,7 @@ def sim(
         writer.close()
     summary = finish(folder)
     print_json(summary) if as_json else show_headline(Console(), folder, summary)
+    check_trained(summary, loaded)
 
 
 def _stopped(what: str) -> typer.Exit:
