@@ -19,7 +19,6 @@ from forge.draws import draw
 from forge.queue import QueueError
 from forge.runs import RunFolder
 from forge.scenario import Scenario
-from forge.types import ForgeError
 from forge.views import Views
 
 
@@ -63,8 +62,6 @@ def replay(folder: RunFolder | Path) -> ReplayResult:
     run = folder if isinstance(folder, RunFolder) else RunFolder.open(folder)
     scenario = run.scenario()
     events = list(run.events())
-    if not events:
-        raise ForgeError(f"{run.trace}: the trace is empty")
     result = replay_policies(events, scenario)
     return result if not result.is_same else replay_driver(events, scenario)
 

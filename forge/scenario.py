@@ -75,6 +75,17 @@ class Scenario(Section):
                 f"scheduler's window, or let `forge tune` choose them"
             )
 
+    def warnings(self) -> list[str]:
+        """What may be meant, but is more likely a slip: one line each."""
+        room = self.engine.max_context
+        return [
+            f"sim.agents.{name}.context.limit_tokens = {limit}: above engine.max_context = {room}, so answers "
+            f"may be cut, and members die of refused prompts before they rewrite their context; raise the one "
+            f"or lower the other"
+            for name, agent in self.sim.agents.items()
+            if (limit := agent.context.limit_tokens) > room
+        ]
+
     def shape(self) -> QueueShape:
         """The queue's numbers under this scenario's policies. Raises ForgeError outside the validity condition."""
         return QueueShape(

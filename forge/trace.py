@@ -294,10 +294,13 @@ class TraceWriter:
 def read(path: Path) -> Iterator[Event]:
     """Events of a trace file. A torn last line (the process was killed while writing) is dropped.
 
-    Raises TraceError for a missing file, another schema version, or a line that is no event, with its number.
+    Raises TraceError for a missing file, one without an event, another schema version, or a line that is no event, with
+    its number.
     """
     if not path.is_file():
         raise TraceError(f"{path}: no trace here; give a run folder that holds trace.jsonl")
+    if not has_events(path):
+        raise TraceError(f"{path}: the trace is empty: its run was killed before the first event; give another run")
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith("\n"):
@@ -310,6 +313,14 @@ def read(path: Path) -> Iterator[Event]:
                 found = f"schema {event.schema}" if isinstance(event, RunStarted) else f"{event.e!r} first"
                 raise TraceError(f"{path}:1: a trace of schema {SCHEMA} begins with run_started; here is {found}")
             yield event
+
+
+def has_events(path: Path) -> bool:
+    """Whether there is such a file, with a whole line in it."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().endswith(b"\n")
 
 
 def cut_torn_tail(path: Path) -> None:

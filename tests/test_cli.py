@@ -268,3 +268,36 @@ def test_a_run_that_trained_nothing_says_so_and_fails(
     assert "error: nothing was trained: of 12 items none finished" in captured
     assert complaint in captured
     assert (tmp_path / "latest" / "report.html").is_file()
+
+
+def test_agents_that_believe_in_more_context_than_the_engine_has_are_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    queue = "queue={n=2,batch=1,concurrency=1,group=2,item_timeout_s=20000}"
+    args = ("sim", "campaign_m25", "--no-trace", "--runs", str(tmp_path), "--set", "stop.items=2", "--set", queue)
+    assert forge(monkeypatch, *args) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert forge(monkeypatch, *args, "--set", "engine.max_context=150000") == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    names = list(scenarios.load("campaign_m25").sim.agents)
+    assert len(warned) == len(names) > 1
+    for name, line in zip(names, warned, strict=True):
+        assert f"sim.agents.{name}.context.limit_tokens = 200000: above engine.max_context = 150000" in line
+
+
+@pytest.mark.parametrize("torn", ["", '{"t":0.0,"e":"run_st'])
+@pytest.mark.parametrize(
+    "command", [["replay"], ["report"], ["calibrate"], ["export", "--parquet"], ["export", "--perfetto"]]
+)
+def test_every_reader_of_a_trace_says_the_same_of_an_empty_one(
+    command: list[str], torn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder.create(tmp_path / "runs", scenarios.load("quickstart"))
+    before = sorted(folder.path.iterdir())
+    assert forge(monkeypatch, *command, "latest") == 2
+    assert f"error: {folder.path}/trace.jsonl: no trace here" in capsys.readouterr().err
+    folder.trace.write_text(torn)
+    assert forge(monkeypatch, *command, "latest") == 2
+    assert f"error: {folder.path}/trace.jsonl: the trace is empty" in capsys.readouterr().err
+    assert sorted(folder.path.iterdir()) == sorted([*before, folder.trace]), "something was left behind"

@@ -56,9 +56,9 @@ def check_resumable(folder: RunFolder) -> None:
     """Refuse what would be damaged by going on: a simulated run, a folder that lost its pool or its trace, a
     quickstart whose policy was never tuned."""
     from forge.pool.reader import PoolReader
-    from forge.trace import RunStarted
+    from forge.trace import RunStarted, has_events
 
-    first = next(folder.events(), None) if folder.trace.is_file() else None
+    first = next(folder.events()) if has_events(folder.trace) else None
     if isinstance(first, RunStarted) and first.world != "live":
         raise ForgeError(f"{folder.path}: a simulated run; only live runs resume")
     pool = folder.path / "pool.sqlite"

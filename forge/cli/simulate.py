@@ -15,6 +15,7 @@ from forge import scenario as scenarios
 from forge import trace as ev
 from forge.cli import app
 from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, check_out, print_json
+from forge.scenario import Scenario
 from forge.types import ForgeError
 
 
@@ -35,6 +36,7 @@ def sim(
     from sim.world import simulate
 
     loaded = scenarios.load(scenario, sets or (), policy)
+    _warn(loaded)
     if no_trace:
         from forge.cli import campaign
 
@@ -60,6 +62,11 @@ def sim(
     summary = finish(folder)
     print_json(summary) if as_json else show_headline(Console(), folder, summary)
     check_trained(summary, loaded)
+
+
+def _warn(scenario: Scenario) -> None:
+    for line in scenario.warnings():
+        print(f"warning: {line}", file=sys.stderr)
 
 
 def _stopped(what: str) -> typer.Exit:
@@ -92,6 +99,7 @@ def tune(
     from sim.tune import to_dict, tune, write
 
     loaded = scenarios.load(scenario, sets or (), calibration=calibration, tuning=True)
+    _warn(loaded)
     check_out(out)
     tuned = tune(loaded, seeds=range(seeds))
     written = write(tuned, out)
