@@ -21,6 +21,7 @@ from typing import Any
 
 from forge import trace as ev
 from forge.scenario import Scenario, parse, policy_toml, resolved
+from forge.temporary import temporary_for
 from forge.types import ForgeError, Json
 
 LATEST = "latest"
@@ -53,7 +54,7 @@ PACKAGES = ("forge-rl", "numpy", "pydantic", "simpy", "torch", "transformers")
 
 def write_text(path: Path, text: str) -> None:
     """Atomic: a reader, or a kill -9, meets the old file or the new one, never half of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_for(path)
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
 

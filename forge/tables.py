@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from forge import trace as ev
 from forge.metrics.rows import ItemRow, RequestRow, TableFold
+from forge.temporary import temporary_for
 from forge.types import ForgeError
 
 ROWS = 50_000  # of a row group, and events between two looks at what is complete: what waits in memory
@@ -79,7 +80,7 @@ class Table:
             pa.field(name, kind, metadata={"unit": unit, "what": what}) for name, (kind, unit, what) in columns.items()
         )
         self._rows: list[RequestRow | ItemRow] = []
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._temporary = temporary_for(path)
         try:
             self._writer = pq.ParquetWriter(self._temporary, self._schema, compression="zstd")
         except OSError as error:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forge import trace as ev
+from forge.temporary import temporary_for
 from forge.types import Json
 
 QUEUE, TRAINER, INSTANCES = 1, 2, 10  # process ids; instance i is INSTANCES + i
@@ -289,7 +290,7 @@ def trace_events(events: Iterable[ev.Event]) -> Iterator[Json]:
 
 def write_perfetto(events: Iterable[ev.Event], path: Path) -> Path:
     """Stream them to a JSON file, which takes its name when it is whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_for(path)
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ms","traceEvents":[')
