@@ -25,6 +25,7 @@ MODULES = (
     "forge.cost.model",
     "forge.draws",
     "forge.instances",
+    "forge.metrics.fold",
     "forge.prefix_index",
     "sim.agents",
     "sim.alarm",

@@ -10,6 +10,8 @@ from collections.abc import Hashable, Sequence
 
 Path = Sequence[tuple[Hashable, int]]
 
+_MANY = 4
+
 
 class PrefixIndex:
     """Fed by stored and removed events, in order per instance; it believes them and nothing else."""
@@ -21,15 +23,22 @@ class PrefixIndex:
 
     def set(self, instance: int, chain: Hashable, blocks: int) -> None:
         """The instance now holds the chain's first `blocks`, or, with 0, nothing of it."""
-        self._kept.pop(chain, None)
+        holders = self._holders.get(chain)
+        if holders is None:
+            if not blocks:
+                return
+            holders = self._holders[chain] = {}
+        elif len(holders) >= _MANY:
+            self._kept.pop(chain, None)
         if blocks:
-            self._holders.setdefault(chain, {})[instance] = blocks
-            self._chains.setdefault(instance, set()).add(chain)
-        elif (holders := self._holders.get(chain)) is not None and instance in holders:
+            if instance not in holders:
+                self._chains.setdefault(instance, set()).add(chain)
+            holders[instance] = blocks
+        elif instance in holders:
             del holders[instance]
+            self._chains[instance].discard(chain)
             if not holders:
                 del self._holders[chain]
-            self._chains[instance].discard(chain)
 
     def clear(self, instance: int) -> None:
         """It crashed, or loaded other weights."""
@@ -47,20 +56,22 @@ class PrefixIndex:
         end = sum([blocks for _, blocks in path])
         for chain, blocks in reversed(path):
             end -= blocks
-            if chain in self._holders and (end or blocks):
-                here = self._on(chain, blocks, end, block)
+            holders = self._holders.get(chain)
+            if holders is not None and (end or blocks):
+                here = self._on(chain, holders, blocks, end, block)
                 found = here | found if found else here
         return found
 
-    def _on(self, chain: Hashable, blocks: int, before: int, block: int) -> dict[int, int]:
-        """Who holds some of the chain's first `blocks`, and the tokens up to there. Kept until one of them tells
-        something new: a system prompt is asked for again and again, and everybody holds it."""
+    def _on(self, chain: Hashable, holders: dict[int, int], blocks: int, before: int, block: int) -> dict[int, int]:
+        """Who holds some of the chain's first `blocks`, and the tokens up to there. Of many holders the answer is kept
+        until one of them tells something new: a system prompt is asked for again and again, and everybody holds it."""
+        if len(holders) < _MANY:
+            return {i: (before + (stored if stored < blocks else blocks)) * block for i, stored in holders.items()}
         asked = blocks, before, block
         kept = self._kept.get(chain)
         if kept is None or kept[0] != asked:
-            holders = self._holders[chain].items()
-            kept = asked, {i: (before + (stored if stored < blocks else blocks)) * block for i, stored in holders}
-            self._kept[chain] = kept
+            tokens = {i: (before + (stored if stored < blocks else blocks)) * block for i, stored in holders.items()}
+            kept = self._kept[chain] = asked, tokens
         return kept[1]
 
     def __len__(self) -> int:

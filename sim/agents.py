@@ -10,8 +10,8 @@ from forge import trace as ev
 from forge.control import Control, commonest
 from forge.scenario import Scenario
 from forge.types import DeathReason
-from sim.alarm import HAPPEN, Alarm
-from sim.clock import to_fs, to_s
+from sim.alarm import Alarm, Later
+from sim.clock import FS, to_fs, to_s
 from sim.core import Core
 from sim.rollout import Call, Rollout
 from sim.sessions import Frontier
@@ -56,6 +56,7 @@ class Agents:
         on_end: Callable[[], None],
     ) -> None:
         self._env = env
+        self._later = Later(env, 4 * FS)
         self._control = control
         self._rollout = rollout
         self._work = work
@@ -79,7 +80,7 @@ class Agents:
         for member in item.members:
             for number in member.frontier.first():
                 self._wait(member, number, member.work.steps[number].delay_s)
-        Alarm(self._env, HAPPEN, self._timed_out, item).set(self._env.now + self._timeout)
+        self._later.add(self._env.now + self._timeout, self._timed_out, item)
 
     def _now(self) -> float:
         return to_s(self._env.now)
@@ -89,7 +90,7 @@ class Agents:
     def _wait(self, member: Member, number: int, delay_s: float) -> None:
         """The tool's time, or the agent's own, then the next request."""
         if delay_s:
-            Alarm(self._env, HAPPEN, self._waited, (member, number)).set(self._env.now + to_fs(delay_s))
+            self._later.add(self._env.now + to_fs(delay_s), self._waited, (member, number))
         else:
             self._ask(member, number, 0.0)
 
@@ -144,7 +145,7 @@ class Agents:
         free = member.frontier.answered(number)
         if not member.frontier.left:
             if member.work.idle_s:
-                Alarm(self._env, HAPPEN, self._idled, member).set(self._env.now + to_fs(member.work.idle_s))
+                self._later.add(self._env.now + to_fs(member.work.idle_s), self._idled, member)
             else:
                 self._member_done(member)
             return

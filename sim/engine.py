@@ -154,7 +154,11 @@ class Instance(Planner):
         return span.at if self.waiting or self._pending else None
 
     def advance(self, now: int) -> None:
-        self.first_tokens, self.ended, self.loaded = [], [], None
+        if self.first_tokens:
+            self.first_tokens = []
+        if self.ended:
+            self.ended = []
+        self.loaded = None
         self.changes += 1
         if self._loading is not None:
             self.version = self.loaded = self._loading.version

@@ -58,11 +58,11 @@ class Memory:
         if shared > request.share:
             shared = request.share
         if not request.renewed and shared * self.block > request.kv:
-            left, cache = shared, self.cache
-            for entry, (_, blocks) in zip(request.held, request.path, strict=True):
+            left, cache, held = shared, self.cache, request.held
+            for i, (_, blocks) in enumerate(request.path):
                 want = blocks if blocks < left else left
-                if want > entry.stored:
-                    cache.store(entry, want)
+                if want > held[i].stored:
+                    cache.store(held[i], want)
                 left -= blocks
                 if left <= 0:
                     break

@@ -22,9 +22,9 @@ _CRASHES = 1 << 21  # spawn key of the crash times
 
 
 class Call:
-    """A request under way. `answer` is called with it when it ends: `lost` when its instance crashed and it must be
-    sent again. `about` is for whoever sent it. `first_s`: when its first token came. `cached` of its `prompt` tokens
-    were believed to be there."""
+    """A request under way. `answer` is called with it when it has `left` its instance: `lost` when that crashed and it
+    must be sent again. `about` is for whoever sent it. `first_s`: when its first token came. `cached` of its `prompt`
+    tokens were believed to be there."""
 
     __slots__ = (
         "about",
@@ -32,6 +32,7 @@ class Call:
         "cached",
         "first_s",
         "instance",
+        "left",
         "lost",
         "position",
         "prompt",
@@ -47,7 +48,7 @@ class Call:
         self.position = position
         self.answer = answer
         self.about = about
-        self.lost = False
+        self.left = self.lost = False
         self.first_s: float | None = None
         self.routed_s = 0.0
         self.prompt = self.cached = 0
@@ -79,7 +80,6 @@ class Rollout:
             self._signals = Signals(env, self._fleet, signals.period_s, signals.delay_s, self._on_report)
         self._target = 0  # newest version to serve: what an instance loads when it comes up
         self._back: list[Callable[[], None]] = []  # to be called when an instance comes up
-        self._under_way: set[str] = set()
         if scenario.sim.instance_mtbf_s is not None:
             for i in range(len(made.instances)):
                 env.process(self._break_down(i, scenario.seed, scenario.sim.instance_mtbf_s))
@@ -122,14 +122,11 @@ class Rollout:
         self._instances[chosen].check(request)
         call = Call(request, chosen, position, answer, about)
         call.routed_s, call.prompt, call.cached = now, step.prompt, cached
-        self._under_way.add(name)
         self._fleet.add(chosen, request)
         return call
 
     def cancel(self, call: Call) -> None:
-        if call.request.id not in self._under_way:
-            return  # it has ended
-        if self._fleet.cancel(call.instance, call.request):
+        if not call.left and self._fleet.cancel(call.instance, call.request):
             call.request.cancelled = True
             self._end(call, "cancelled")
 
@@ -204,7 +201,7 @@ class Rollout:
 
     def _end(self, call: Call, finish: str) -> None:
         request, now, tokens = call.request, self._now(), call.request.sampled
-        self._under_way.discard(request.id)
+        call.left = True
         request.owner = None  # else the two keep each other alive until the collector comes
         if self._requests is None:
             versions = request.versions

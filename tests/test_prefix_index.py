@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from forge.prefix_index import PrefixIndex
 
-INSTANCES, CHAINS = range(4), range(4)
+INSTANCES, CHAINS = range(6), range(4)
 
 told = st.tuples(st.sampled_from(INSTANCES), st.sampled_from(CHAINS), st.integers(0, 4))
 crashed = st.tuples(st.sampled_from(INSTANCES))
