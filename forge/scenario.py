@@ -9,19 +9,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from forge.policies import AnyRouter, AnyScheduler, Policies
+from forge.faults import explain
+from forge.policies import Policies
 from forge.queue import QueueShape
 from forge.sections import DomainMix, Efficiency, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
 from forge.sections_sim import Sim
 from forge.types import ForgeError
-
-#: every `kind` of the slots that have more than one
-KINDS = {cls().kind for slot in (AnyScheduler, AnyRouter) for cls in get_args(get_args(slot)[0])}
 
 
 class Scenario(Section):
@@ -105,7 +103,8 @@ def parse(data: dict[str, Any], source: str, owners: Mapping[str, str] | None = 
     try:
         return Scenario.model_validate(data)
     except ValidationError as error:
-        raise ForgeError("\n".join(_explain(error, source, owners or {}))) from None
+        lines = (f"{_owner(path, owners or {}, source)}: {line}" for path, line in explain(error, data))
+        raise ForgeError("\n".join(lines)) from None
 
 
 def load(
@@ -227,30 +226,6 @@ def resolved(scenario: Scenario) -> dict[str, Any]:
 def _configuration(slots: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Without what policies keep for themselves while they run, which no file may hold."""
     return {slot: {k: v for k, v in keys.items() if not k.startswith("_")} for slot, keys in slots.items()}
-
-
-def _explain(error: ValidationError, source: str, owners: Mapping[str, str]) -> list[str]:
-    lines = []
-    for fault in error.errors():
-        loc = [str(part) for part in fault["loc"]]
-        if len(loc) > 2 and loc[0] == "policy" and loc[2] in KINDS:
-            del loc[2]  # pydantic inserts the union's tag, which is no key of the file
-        if fault["type"] == "union_tag_invalid":
-            loc.append("kind")
-        path = ".".join(loc)
-        match fault["type"]:
-            case "extra_forbidden" | "unexpected_keyword_argument":
-                text = f"{path}: unknown key; check its spelling"
-            case "missing":
-                text = f"{path}: missing; add it"
-            case _:
-                message = fault["msg"].removeprefix("Value error, ")
-                value = fault["input"]
-                shown = "" if isinstance(value, dict | BaseModel) else f" = {value!r}"
-                # A fault of the whole has no path; its message names the keys.
-                text = f"{path}{shown}: {message}" if path else message
-        lines.append(f"{_owner(path, owners, source)}: {text}")
-    return lines
 
 
 def _owner(path: str, owners: Mapping[str, str], source: str) -> str:

@@ -65,7 +65,7 @@ def forge(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
         (["sim", "quickstart", "--set", "queue.batch=99"], "error: quickstart: queue would deadlock"),
         (["sim", "quickstart", "--set", "queue.n=many"], "error: --set queue.n=many: queue.n = 'many'"),
         (["serve", "quickstart", "--max-context", "100000"], "--max-context = 100000: model 'quickstart'"),
-        (["sim", "quickstart", "--set", "stop.seconds=inf"], "stop.seconds = inf: Input should be a finite number"),
+        (["sim", "quickstart", "--set", "stop.seconds=inf"], "stop.seconds = inf: must be a finite number"),
         (["tune", "quickstart", "-o", "/dev/null/policy.toml"], "/dev/null/policy.toml: cannot be written"),
         (["tune", "quickstart", "-o", "/"], "/: cannot be written: it is a folder"),
         (["export", "missing", "--perfetto"], "missing: no such run"),

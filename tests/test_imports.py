@@ -30,6 +30,7 @@ PURE = {
     "forge.sections_agents": 6,
     "forge.sections_rollout": 6,
     "forge.sections_sim": 7,
+    "forge.faults": 7,
     "forge.scenario": 8,
     "forge.control": 5,
     "forge.metrics": 9,

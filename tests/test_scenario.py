@@ -52,11 +52,11 @@ def base(**over: Any) -> dict[str, Any]:
         ({"policy": {"scheduler": {"kind": "best"}}}, "policy.scheduler"),
         ({"sim": {"domains": {"a": {"turns": []}}}}, "sim.domains.a.turns"),
         ({"sim": {"domains": {"b": {}}}}, "sim.domains.b: no domain of the mix has that name; there are ['a']"),
-        ({"stop": {"seconds": float("inf")}}, "stop.seconds = inf: Input should be a finite number"),
-        ({"sim": {"step_s": float("nan")}}, "sim.step_s = nan: Input should be a finite number"),
+        ({"stop": {"seconds": float("inf")}}, "stop.seconds = inf: must be a finite number"),
+        ({"sim": {"step_s": float("nan")}}, "sim.step_s = nan: must be a finite number"),
         (
             {"policy": {"scheduler": {"kind": "windowed_fifo", "fraction": float("nan")}}},
-            "fraction = nan: Input should",
+            "fraction = nan: must be",
         ),
         ({"live": {"max_turns": 3}}, "live.max_turns: unknown key"),
         (
@@ -72,6 +72,52 @@ def test_a_fault_is_one_line_with_its_path(over: dict[str, Any], message: str) -
     lines = str(error.value).splitlines()
     assert all(line.startswith("src: ") for line in lines)
     assert message in str(error.value)
+
+
+SCHEDULERS = "one of 'strict_fifo', 'greedy', 'fffo', 'windowed_fifo'"
+PROCESSORS = "one of 'survivors', 'drop_zero_variance', 'max_tokens', 'chain'"
+
+
+@pytest.mark.parametrize(
+    ("over", "line"),
+    [
+        ({"policy": {"scheduler": {"kind": "magic"}}}, f"policy.scheduler.kind = 'magic': must be {SCHEDULERS}"),
+        ({"policy": {"scheduler": {"fraction": 1}}}, f"policy.scheduler.kind: missing; give {SCHEDULERS}"),
+        ({"policy": {"scheduler": [1]}}, f"policy.scheduler = [1]: must be a table, whose kind is {SCHEDULERS}"),
+        (
+            {"policy": {"scheduler": {"kind": "windowed_fifo", "fraction": "x"}}},
+            "policy.scheduler.fraction = 'x': must be a valid number",
+        ),
+        ({"policy": {"sync": {"kind": "never"}}}, "policy.sync.kind = 'never': must be 'every_k'"),
+        ({"train": {"process": {"kind": "z"}}}, f"train.process.kind = 'z': must be {PROCESSORS}"),
+        (
+            {"train": {"process": {"kind": "chain", "steps": [{"kind": "z"}]}}},
+            f"train.process.steps.0.kind = 'z': must be {PROCESSORS}",
+        ),
+        ({"train": {"process": {"kind": "max_tokens"}}}, "train.process.limit: missing; add it"),
+        (
+            {"train": {"batches": "auto"}},
+            "train.batches = 'auto': must be a table, whose kind is one of 'by_items', 'by_tokens'",
+        ),
+        (
+            {"sim": {"speculation": {"depth": "deep"}}},
+            "sim.speculation.depth = 'deep': must be a valid integer, or must be 'auto'",
+        ),
+        (
+            {"sim": {"speculation": {"acceptance": [0.5, 2.0]}}},
+            "sim.speculation.acceptance.1 = 2.0: must be less than or equal to 1",
+        ),
+        ({"sim": [1]}, "sim = [1]: must be a table"),
+        ({"domains": [3]}, "domains.0 = 3: must be a table"),
+        ({"domains": {"name": "a"}}, "domains: must be a list, not a table"),
+        ({"domains": []}, "domains = []: must have 1 or more elements"),
+        ({"queue": ["x" * 99]}, f"queue = ['{'x' * 55}...: must be a table"),
+    ],
+)
+def test_a_fault_among_several_types_is_one_line_with_the_choices(over: dict[str, Any], line: str) -> None:
+    with pytest.raises(ForgeError) as error:
+        parse(base(**over), "src")
+    assert str(error.value) == f"src: {line}"
 
 
 def test_every_fault_is_told_at_once() -> None:
