@@ -2,7 +2,7 @@
 
 A format is one module with a `load(path, **options)`. Which one a path holds is seen from its content:
 
-- mooncake: JSON lines with `hash_ids` and `timestamp`
+- mooncake: JSON lines with `timestamp`, and `hash_ids` or `input_length`
 - azure: CSV whose first line names `ContextTokens`
 - claude_code: CSV whose first line names `lcp_prev`; a JSON object with `requests`; a folder of these
 - run_folder: a run folder, or its trace.jsonl (JSON lines that begin with `run_started`)
@@ -67,7 +67,7 @@ def _detect(path: Path) -> str:
 
 
 def _detect_json(path: Path, head: str, text: str) -> str:
-    if '"hash_ids"' in head and '"timestamp"' in head:
+    if '"timestamp"' in head and ('"hash_ids"' in head or '"input_length"' in head):
         return "mooncake"
     if '"run_started"' in head:
         return "run_folder"

@@ -3,7 +3,8 @@
 Requests are independent: each is a session of one step at its timestamp. Hash ids are compressed over the whole trace
 (`prefixes`), so that a request has a few chains. The last hash id may stand for a block that is not full: it is no part
 of the path. Which request is another's next turn is not told, so no answer is kept: what a later prompt
-repeats of an earlier answer is in its hash ids.
+repeats of an earlier answer is in its hash ids. A request without a time from 0 on, a prompt, an answer and hash ids is
+refused: the published traces have none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def load(path: Path, speed: float = 1.0, block: int = 512) -> Recorded:
     """`speed`: arrivals come that many times as fast. `block`: tokens a hash id stands for. Raises ForgeError."""
     positive("speed", speed)
     block_size(block)
-    rows = sorted((row.number("timestamp"), i, row) for i, row in enumerate(json_rows(path)))
+    rows = sorted((_arrival_ms(row), i, row) for i, row in enumerate(json_rows(path)))
     prefixes = Prefixes(count())
     trie = HashTrie(prefixes)
     requests = [(row, t, trie.add(_blocks(row, block))) for t, _, row in rows]
@@ -36,6 +37,13 @@ def load(path: Path, speed: float = 1.0, block: int = 512) -> Recorded:
     return recorded(path, block, sessions)
 
 
+def _arrival_ms(row: Row) -> float:
+    found = row.number("timestamp")
+    if found < 0:
+        raise row.wrong("timestamp", "must be milliseconds, 0 or more")
+    return found
+
+
 def _blocks(row: Row, block: int) -> list[int]:
     """Hash ids of the full blocks."""
     full = row.integer("input_length", 1) // block
@@ -46,5 +54,5 @@ def _blocks(row: Row, block: int) -> list[int]:
 
 
 def _step(row: Row, prefixes: Prefixes, number: int) -> Step:
-    prompt, output = row.integer("input_length", 1), max(1, row.integer("output_length"))
+    prompt, output = row.integer("input_length", 1), row.integer("output_length", 1)
     return Step(prompt=prompt, output=output, path=prefixes.path(number))

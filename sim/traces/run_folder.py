@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 
 from forge import trace as ev
+from forge.types import ForgeError
 from sim.paths import Path as Member
 from sim.paths import read_paths
 from sim.sessions import Path as Chains
@@ -39,6 +40,10 @@ def load(path: Path, speed: float = 1.0, block: int = 16) -> Recorded:
             _session(f"{position}.{number}", member, speed, _Growth(group, block, ids))
             for number, member in asked.items()
         ]
+    if not sessions:
+        raise ForgeError(
+            f"{path}: of {len(items)} items no request was answered to its end; give a run that served some"
+        )
     return recorded(path, block, sessions)
 
 

@@ -132,7 +132,7 @@ def ask(t: float, prompt: int, hashes: list[int], output: int = 3) -> dict[str, 
 
 
 def test_mooncake_sorts_scales_and_leaves_out_the_block_that_is_not_full(tmp_path: Path) -> None:
-    path = mooncake_file(tmp_path, [ask(5000, 25, [1, 2, 9]), ask(1000, 20, [1, 2]), ask(3000, 15, [1, 7], output=0)])
+    path = mooncake_file(tmp_path, [ask(5000, 25, [1, 2, 9]), ask(1000, 20, [1, 2]), ask(3000, 15, [1, 7], output=1)])
     trace = load(path, speed=2.0, block=10)
     first, second, third = trace.sessions()
     assert [first.start_s, second.start_s, third.start_s] == [0.0, 1.0, 2.0]
@@ -349,6 +349,12 @@ def test_run_folder_keeps_the_laws(tmp_path_factory: pytest.TempPathFactory, dra
     assert all(a.start_s <= b.start_s for a, b in pairwise(sessions))
 
 
+def test_a_run_without_an_answer_says_so(tmp_path: Path) -> None:
+    events = [event for event in run_events({0: [(1.0, 20, 2.0, 3)]}) if not isinstance(event, ev.Completed)]
+    with pytest.raises(ForgeError, match="of 1 items no request was answered to its end; give a run that served some"):
+        run_folder(tmp_path, events)
+
+
 # --- errors ------
 
 ROW = "s,main,1,9,n,640,64,10,10,10,2,0,tool_use"
@@ -362,6 +368,18 @@ ROW = "s,main,1,9,n,640,64,10,10,10,2,0,tool_use"
         ("m.jsonl", json.dumps(ask(0, 512, [1])) + "\n{oops", "m.jsonl:2: not JSON"),
         ("m.jsonl", json.dumps(ask(0, 1024, [1])), r"m.jsonl:1: hash_ids = \[1\]: 1 of them, but the prompt has 2"),
         ("m.jsonl", json.dumps(ask(0, 0, [1])), "m.jsonl:1: input_length = 0: must be a whole number, at least 1"),
+        (
+            "m.jsonl",
+            json.dumps(ask(0, 9, [1], output=0)),
+            "m.jsonl:1: output_length = 0: must be a whole number, at least 1",
+        ),
+        (
+            "m.jsonl",
+            json.dumps(ask(0, 9, [1])) + "\n" + json.dumps(ask(-5, 9, [1])),
+            "m.jsonl:2: timestamp = -5: must be",
+        ),
+        ("m.jsonl", '{"timestamp": 0, "input_length": 9, "output_length": 1}', "m.jsonl:1: hash_ids is missing"),
+        ("m.jsonl", json.dumps(ask(0, 9, [1]) | {"hash_ids": None}), "m.jsonl:1: hash_ids = None: must be a list"),
         ("m.jsonl", json.dumps(ask(0, 9, [True])), r"m.jsonl:1: hash_ids = \[True\]"),
         ("m.jsonl", '{"timestamp": 0, "hash_ids": []}', "m.jsonl:1: input_length is missing"),
         ("a.csv", AZURE + "yesterday,1,1", "a.csv:3: TIMESTAMP = 'yesterday': must be a time"),
