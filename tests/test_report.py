@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
+import time
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import World, scenario, trace_of
 
 from forge import trace as ev
@@ -211,6 +216,31 @@ def test_states_of_an_item_by_hand() -> None:
         "finished": [0, 0, 1],
         "taken": [0, 0, 1],
     }
+
+
+moves = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6)), min_size=1, max_size=12)
+
+
+@given(moves, st.integers(-2, 8), st.floats(0, 20))
+def test_when_the_head_is_reached_is_what_looking_at_every_move_finds(
+    drawn: list[tuple[int, int]], head: int, since_s: float
+) -> None:
+    """Whatever the head does, resumes included."""
+    times = list(accumulate(float(wait) for wait, _ in drawn))
+    heads = [to for _, to in drawn]
+    now = max([i for i, t in enumerate(times) if t <= since_s], default=0)
+    later = [i for i in range(now, len(heads)) if heads[i] >= head]
+    expected = math.inf if not later else since_s if later[0] == now else times[later[0]]
+    assert series.Heads(list(zip(times, heads, strict=True))).reached_s(head, since_s) == expected
+
+
+def test_the_queue_of_many_items_takes_a_moment() -> None:
+    """Items that wait for the head to come near, as many as there are: once each looked at every move."""
+    count = 200_000
+    heads = series.Heads([(float(i), i) for i in range(count)])
+    began = time.process_time()
+    assert all(heads.reached_s(i, 0.0) == i for i in range(count))
+    assert time.process_time() - began < 5.0
 
 
 def test_busy_shares_add_up_to_the_summary() -> None:

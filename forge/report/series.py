@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,14 +28,13 @@ class Span:
 
 def spans(run: RunFold, window: int | None) -> list[Span]:
     """Every item's states: running; finished outside the window (blocked), inside it; taken until committed."""
-    times = np.array([t for t, _ in run.heads])
-    heads = np.array([head for _, head in run.heads])
+    heads = Heads(run.heads)
     committed = {s.step: s.committed_s for s in run.steps}
     found: list[Span] = []
     for item in run.items.values():
         marks = [("running", item.submitted_s)]
         if item.finished_s is not None:
-            visible = _visible_s(item, window, times, heads)
+            visible = _visible_s(item, window, heads)
             marks += [("blocked", item.finished_s), ("finished", max(item.finished_s, visible))]
         if item.taken_s is not None:
             marks.append(("taken", item.taken_s))
@@ -44,17 +46,32 @@ def spans(run: RunFold, window: int | None) -> list[Span]:
     return found
 
 
-def _visible_s(item: ItemRecord, window: int | None, times: Array, heads: Array) -> float:
+def _visible_s(item: ItemRecord, window: int | None, heads: Heads) -> float:
     """When the window first reached the item after it finished; infinity if it never did."""
     finished = item.finished_s or 0.0
-    if window is None:
-        return finished
-    needed = item.position - window + 1
-    now = max(0, int(np.searchsorted(times, finished, side="right")) - 1)
-    reached = np.flatnonzero(heads[now:] >= needed)
-    if not len(reached):
-        return float("inf")
-    return finished if reached[0] == 0 else float(times[now + reached[0]])
+    return finished if window is None else heads.reached_s(item.position - window + 1, finished)
+
+
+class Heads:
+    """The queue's head over time: `moves` are (seconds, head from then on). It falls only where a life begins, so a
+    question takes a binary search a life."""
+
+    def __init__(self, moves: Sequence[tuple[float, int]]) -> None:
+        self._times = [t for t, _ in moves]
+        self._heads = [head for _, head in moves]
+        falls = (i for i in range(1, len(moves)) if self._heads[i] < self._heads[i - 1])
+        self._ends = [*falls, len(moves)]  # of lives
+
+    def reached_s(self, head: int, since_s: float) -> float:
+        """When it first was at `head` or beyond from `since_s` on; infinity: never."""
+        now = max(0, bisect_right(self._times, since_s) - 1)
+        start = now
+        for end in self._ends[bisect_right(self._ends, now) :]:
+            found = bisect_left(self._heads, head, start, end)
+            if found < end:
+                return since_s if found == now else self._times[found]
+            start = end
+        return math.inf
 
 
 def counts(found: list[Span], grid: Array) -> dict[str, Array]:
