@@ -37,7 +37,9 @@ TRACE = "mooncake/conversation_trace.jsonl"
 SOURCE = "kvcache-ai/Mooncake, FAST25-release/traces/conversation_trace.jsonl"
 ON_TRACE = ("requests_per_s", "ratio_vs_stepped", "iterations_per_jump", "stepped_max_error_s", "oracle_max_error_s")
 CAMPAIGN = "campaign_calls_per_s"
+RATES = ("requests_per_s", CAMPAIGN)  # of which `both` measures a second, interpreted one
 LOOP = "plain_loop_ns"  # of an empty Python loop's turn: how fast the machine is just now
+RATES_ONLY = "rates"  # what a child is told to measure
 INTERPRETED = "_interpreted"  # what `both` adds to the name of a rate
 
 INSTANCES, BLOCK, BUDGET, SEATS = 16, 512, 2048, 256
@@ -71,17 +73,16 @@ def both(data: Path | None, campaign_samples: int, tell: Callable[[str], None]) 
     why = compiled.ensure()
     tell("the trace jumped and stepped, the oracle, a campaign; some minutes")
     result = _child(data, campaign_samples, pure=False)
-    rates = ("requests_per_s", CAMPAIGN)
     if why is not None:
-        nothing = {name + INTERPRETED: f"not compiled, so that the rates above are these: {why}" for name in rates}
+        nothing = {name + INTERPRETED: f"not compiled, so that the rates above are these: {why}" for name in RATES}
         return result | {
             "figures": result["figures"] | dict.fromkeys(nothing),
             "reasons": result["reasons"] | nothing,
         }
-    tell("the same, interpreted")
+    tell("the rates, interpreted")
     plain = _child(data, campaign_samples, pure=True)
     for part in ("figures", "reasons"):
-        result[part] |= {name + INTERPRETED: plain[part][name] for name in rates if name in plain[part]}
+        result[part] |= {name + INTERPRETED: plain[part][name] for name in RATES if name in plain[part]}
     return result
 
 
@@ -91,7 +92,9 @@ def _check(data: Path | None) -> None:
 
 
 def _child(data: Path | None, campaign_samples: int, *, pure: bool) -> Json:
-    command = [sys.executable, "-m", "sim.speed_bench", str(campaign_samples), *([] if data is None else [str(data)])]
+    what = RATES_ONLY if pure else "all"
+    command = [sys.executable, "-m", "sim.speed_bench", what, str(campaign_samples)]
+    command += [] if data is None else [str(data)]
     env = {name: value for name, value in os.environ.items() if name != compiled.PURE} | (
         {compiled.PURE: "1"} if pure else {}
     )
@@ -102,22 +105,32 @@ def _child(data: Path | None, campaign_samples: int, *, pure: bool) -> Json:
     return found
 
 
-def run(data: Path | None, campaign_samples: int = 3000, *, stepped: int = STEPPED, judged: int = JUDGED) -> Json:
-    """`figures`, `reasons` of those that are null, `protocol` in words. Raises ForgeError where --data is no folder."""
+def run(
+    data: Path | None,
+    campaign_samples: int = 3000,
+    *,
+    stepped: int = STEPPED,
+    judged: int = JUDGED,
+    rates_only: bool = False,
+) -> Json:
+    """`figures`, `reasons` of those that are null, `protocol` in words. `rates_only`: RATES, without what stepping and
+    the oracle say. Raises ForgeError where --data is no folder."""
     _check(data)
-    figures: dict[str, float | None] = dict.fromkeys([*ON_TRACE, CAMPAIGN])
+    figures: dict[str, float | None] = dict.fromkeys(RATES if rates_only else (*ON_TRACE, CAMPAIGN))
     reasons: dict[str, str] = {}
     if data is None or not (data / TRACE).is_file():
         place = "no --data folder" if data is None else f"{data / TRACE}: absent"
-        reasons |= dict.fromkeys(ON_TRACE, f"{place}; {TRACE} is to be had from {SOURCE}")
+        lacking = f"{place}; {TRACE} is to be had from {SOURCE}"
+        reasons |= {name: lacking for name in figures if name in ON_TRACE}
     else:
         trace = mooncake.load(data / TRACE)
-        figures |= _speed(trace) | _against_stepping(First(trace, stepped))
-        oracle = _oracle()
-        if oracle is None:
-            reasons["oracle_max_error_s"] = "tests/sim/engine_oracle.py is not installed: run from a checkout"
-        else:
-            figures["oracle_max_error_s"] = _against_oracle(oracle, First(trace, judged))
+        speed = _speed(trace)
+        figures |= {name: speed[name] for name in speed if name in figures}
+        if not rates_only:
+            figures |= _against_stepping(First(trace, stepped))
+            figures["oracle_max_error_s"] = error = _against_oracle(First(trace, judged))
+            if error is None:
+                reasons["oracle_max_error_s"] = "tests/sim/engine_oracle.py is not installed: run from a checkout"
     if campaign_samples:
         figures[CAMPAIGN] = campaign(campaign_samples)
     else:
@@ -207,8 +220,11 @@ def _oracle() -> ModuleType | None:
     return module
 
 
-def _against_oracle(oracle: ModuleType, trace: Trace) -> float:
-    """One instance with little memory, as much work as the trace has for all."""
+def _against_oracle(trace: Trace) -> float | None:
+    """One instance with little memory, as much work as the trace has for all. None: there is no oracle."""
+    oracle = _oracle()
+    if oracle is None:
+        return None
     times = RooflineTimes(CostModel(_deployed()))
     shape = Shape(block=BLOCK, capacity=JUDGED_BLOCKS, budget=BUDGET, seats=SEATS)
     rows = Serving(trace, [Instance(times, shape, listen=True)], CacheAware(), period_s=1.0, delay_s=0.1).run()
@@ -236,5 +252,10 @@ def _protocol(samples: int) -> str:
     )
 
 
+def _main(what: str, samples: str, data: str | None = None) -> None:
+    found = run(None if data is None else Path(data), int(samples), rates_only=what == RATES_ONLY)
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[2]) if len(sys.argv) > 2 else None, int(sys.argv[1]))))
+    _main(*sys.argv[1:])

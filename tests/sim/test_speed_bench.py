@@ -38,6 +38,19 @@ def test_figures(data: Path) -> None:
     assert list(result["reasons"]) == ["campaign_calls_per_s"]
 
 
+def test_the_interpreted_child_measures_rates_and_nothing_else(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jumped: list[bool] = []
+    serve = speed_bench._serve
+    monkeypatch.setattr(speed_bench, "_serve", lambda trace, jump: jumped.append(jump) or serve(trace, jump=jump))
+    monkeypatch.setattr(speed_bench, "_against_oracle", lambda *_: pytest.fail("judged"))
+    figures = speed_bench.run(data, 0, rates_only=True)["figures"]
+    assert jumped == [True] * speed_bench.TRIES
+    assert set(figures) == {*speed_bench.RATES, speed_bench.LOOP}
+    child = speed_bench._child(data, 0, pure=True)
+    assert set(child["figures"]) == set(figures)
+    assert "core interpreted" in child["protocol"]
+
+
 def test_without_data() -> None:
     result = speed_bench.run(None, 0)
     assert result["figures"].pop(speed_bench.LOOP) > 0
