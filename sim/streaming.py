@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forge import trace as ev
-from forge.control import Sink
+from forge.control import Served, Sink
 from forge.metrics import LawCheck, RunFold, figures
 from forge.scenario import Scenario
 from forge.types import Json
 from sim.work import Work
 from sim.world import simulate
+
+CALLS = 16  # answered between two words on how far a run is
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +52,21 @@ def stream(
     progress: Callable[[Progress], None] | None = None,
     sinks: tuple[Sink, ...] = (),
 ) -> Streamed:
-    """`simulate`, with the summary that folding its events would give. `progress` is told at every item's end."""
+    """`simulate`, with the summary that folding its events would give. `progress` is told when an item is submitted or
+    ends, every CALLS calls, and last when the run ends."""
     run = RunFold()
     laws = LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
-    watch = () if progress is None else (_Watch(scenario, run, progress),)
+    watch = None if progress is None else _Watch(scenario, run, progress)
+    seen = sinks if watch is None else (watch, *sinks)
     cpu = time.process_time()
-    simulate(scenario, (run.apply, laws.apply, *watch, *sinks), work, requests=run.served)
+    served = run.served if watch is None else watch.served
+    simulate(scenario, (run.apply, laws.apply, *seen), work, requests=served)
     return Streamed(scenario, run, laws, time.process_time() - cpu)
 
 
 class _Watch:
+    """A sink, and what requests are told to: passes them on to the fold."""
+
     def __init__(self, scenario: Scenario, run: RunFold, tell: Callable[[Progress], None]) -> None:
         self._of = scenario.stop.items
         self._run = run
@@ -67,7 +74,15 @@ class _Watch:
         self._began = time.monotonic()
 
     def __call__(self, event: ev.Event) -> None:
-        if isinstance(event, ev.Finished | ev.Dead):
-            calls = self._run.calls
-            rate = calls / max(1e-9, time.monotonic() - self._began)
-            self._tell(Progress(len(self._run.items), self._of, calls, event.t, rate))
+        if isinstance(event, ev.Submitted | ev.Finished | ev.Dead | ev.RunEnded):
+            self._say(event.t)
+
+    def served(self, request: Served) -> None:
+        self._run.served(request)
+        if self._run.calls % CALLS == 0:
+            self._say(request.ended_s)
+
+    def _say(self, clock_s: float) -> None:
+        calls = self._run.calls
+        rate = calls / max(1e-9, time.monotonic() - self._began)
+        self._tell(Progress(len(self._run.items), self._of, calls, clock_s, rate))

@@ -29,7 +29,9 @@ def run(scenario: Scenario, runs: Path) -> tuple[RunFolder, Json, str]:
     readme = folder.path / "README.txt"
     write_text(readme, f"{readme.read_text(encoding='utf-8')}\n{NOTE}")
     with _bar() as bar:
-        done = streaming.stream(scenario, progress=_Teller(bar))
+        teller = _Teller(bar)
+        done = streaming.stream(scenario, progress=teller)
+        teller.show()
     summary = done.summary()
     folder.write("summary.json", summary)
     folder.end_life()
@@ -55,17 +57,25 @@ class _Teller:
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._task = bar.add_task("", total=None, of="?", calls=0, rate=0.0, clock=0.0)
+        self._last: streaming.Progress | None = None
         self._next = 0.0
 
     def __call__(self, now: streaming.Progress) -> None:
-        if now.items == now.of or time.monotonic() >= self._next:
+        self._last = now
+        if time.monotonic() >= self._next:
             self._next = time.monotonic() + EVERY_S
-            self._bar.update(
-                self._task,
-                completed=now.items,
-                total=now.of,
-                of=now.of or "as many as come",
-                calls=now.calls,
-                rate=now.calls_per_s,
-                clock=now.clock_s / 3600.0,
-            )
+            self.show()
+
+    def show(self) -> None:
+        """What it was last told."""
+        if (now := self._last) is None:
+            return
+        self._bar.update(
+            self._task,
+            completed=now.items,
+            total=now.of,
+            of=now.of or "as many as come",
+            calls=now.calls,
+            rate=now.calls_per_s,
+            clock=now.clock_s / 3600.0,
+        )

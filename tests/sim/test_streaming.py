@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from agent_scenarios import agents
 
+from forge import trace as ev
 from forge.metrics import summarise
-from sim.streaming import Progress, stream
+from sim.streaming import CALLS, Progress, stream
 from sim.world import simulate
 
 
@@ -22,3 +23,19 @@ def test_progress_is_told() -> None:
     assert (told[-1].items, told[-1].of) == (12, 12)
     assert told[-1].calls == streamed.calls
     assert [one.clock_s for one in told] == sorted(one.clock_s for one in told)
+
+
+def test_progress_is_told_before_the_first_item_ends() -> None:
+    """A campaign's items take half an hour of its clock, and the calls of many minutes of ours come before."""
+    told: list[tuple[Progress, int]] = []
+    ended = 0
+
+    def count(event: ev.Event) -> None:
+        nonlocal ended
+        ended += isinstance(event, ev.Finished | ev.Dead)
+
+    stream(agents(items=12), progress=lambda now: told.append((now, ended)), sinks=(count,))
+    early = [now for now, before in told if before == 0]
+    assert (early[0].items, early[0].calls) == (1, 0)
+    assert max(now.calls for now in early) >= 2 * CALLS
+    assert max(now.clock_s for now in early) > 0
