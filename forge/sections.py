@@ -7,10 +7,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from forge.processing import AnyBatcher, AnyProcessor, Chain, DropZeroVariance, Survivors
+from forge.types import LONGEST_S
 
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Seconds = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, lt=LONGEST_S)]
+SomeSeconds = Annotated[float, Field(gt=0, lt=LONGEST_S)]
 Range = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
 
 
@@ -21,7 +24,7 @@ class Section(BaseModel):
 class Stop(Section):
     """When a run ends: at the first of these reached. Items under way then still end, and are trained on."""
 
-    seconds: Annotated[float, Field(gt=0)] | None = None
+    seconds: SomeSeconds | None = None
     steps: Positive | None = None
     items: Positive | None = None
 
@@ -48,7 +51,7 @@ class Queue(Section):
     concurrency: Positive = 16  # items under way at once, C <= N
     group: Positive = 8
     lag_budget: Positive | None = None  # L, items: N + W - 2 <= L; only tuning may start from a larger lag
-    item_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    item_timeout_s: SomeSeconds = 60.0
 
     @model_validator(mode="after")
     def _fits(self) -> Queue:
@@ -61,7 +64,7 @@ class ToolWait(Section):
     """Seconds a tool call waits: log-normal body, capped tail. Declared, so that live and simulated agree."""
 
     median_s: Seconds = 0.0
-    sigma: Seconds = 1.0
+    sigma: NotNegative = 1.0
     cap_s: Seconds = 10.0
 
 

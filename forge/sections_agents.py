@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from forge.sections import Positive, Seconds, Section
+from forge.sections import NotNegative, Positive, Section, SomeSeconds
 
 Tokens = Annotated[int, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -20,10 +20,10 @@ class Spread(Section):
     """Log-normal body up to its quantile 1 - tail_share, Pareto tail from there, all capped. In its owner's unit."""
 
     median: Annotated[float, Field(gt=0)]
-    sigma: Seconds = 1.0  # of the logarithm
+    sigma: NotNegative = 1.0  # of the logarithm
     tail_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     tail_index: Annotated[float, Field(gt=0)] = 1.5  # the chance of twice as much is 2^-index: small is heavy
-    cap: Annotated[float, Field(gt=0)]
+    cap: SomeSeconds  # or tokens
 
     @model_validator(mode="after")
     def _cap_above(self) -> Spread:
@@ -60,7 +60,7 @@ class Failures(Section):
 
     crash: Annotated[float, Field(ge=0, lt=1)] = 0.0
     hang: Probability = 0.001
-    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    timeout_s: SomeSeconds = 1800.0
     kills: Probability = 0.25  # of time-outs
 
 
@@ -87,7 +87,7 @@ class AgentDomain(Section):
     #: are longer and pass less often
     item_share: Probability = 0.3
     difficulty_mean: float = 3.0
-    difficulty_sd: Seconds = 1.0
+    difficulty_sd: NotNegative = 1.0
     reward: Probability = 0.3  # share of members that pass
 
     def first_prompt(self) -> int:

@@ -6,12 +6,17 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from forge.sections import Positive, Seconds, Section
+from forge.sections import NotNegative, Positive, Seconds, Section, SomeSeconds
 from forge.sections_agents import AgentDomain
 from forge.sections_rollout import Prefill, Speculation, TierSizes
+from forge.types import LONGEST_S
 
 #: of reports: a simulated hour of reports at this period takes some seconds, at a hundredth of it many minutes
 LEAST_PERIOD_S = 0.01
+#: no draw of an exponential law is that many times its mean
+MANY_MEANS = 1e3
+#: of a token or a row, of which a batch may have a thousand million
+SecondsEach = Annotated[float, Field(ge=0, lt=LONGEST_S / 1e9)]
 
 
 class Deployed(Section):
@@ -39,7 +44,7 @@ class Deployed(Section):
 class SignalTimes(Section):
     """An instance reports its load and its cached prefixes every `period_s`; routers know `delay_s` later."""
 
-    period_s: float = 1.0
+    period_s: Annotated[float, Field(lt=LONGEST_S)] = 1.0
     delay_s: Seconds = 0.1
 
     @field_validator("period_s")
@@ -60,13 +65,13 @@ class SimDomain(Section):
     prompt_tokens: Positive = 48  # of the first turn
     turn_tokens: Annotated[int, Field(ge=0)] = 16  # a later turn's prompt grows by these beside what was sampled
     tokens_median: Annotated[float, Field(gt=0)] = 12.0  # sampled tokens per turn
-    tokens_sigma: Seconds = 0.5
+    tokens_sigma: NotNegative = 0.5
     tokens_cap: Positive = 256
     #: share of the variance of turns, lengths and outcomes that all members of an item have in common: harder items
     #: are longer and pass less often
     item_share: Annotated[float, Field(ge=0, le=1)] = 0.3
     difficulty_mean: float = 3.0
-    difficulty_sd: Seconds = 1.0
+    difficulty_sd: NotNegative = 1.0
     death_rate: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of a member
     reward: Annotated[float, Field(ge=0, le=1)] = 0.3
 
@@ -81,9 +86,9 @@ class Sim(Section):
     """The simulator's model of this machine and this work."""
 
     #: one decode iteration takes step_s + row_s * rows + prefill_token_s * tokens prefilled in it
-    step_s: Annotated[float, Field(gt=0)] = 4e-3
-    row_s: Seconds = 1e-4
-    prefill_token_s: Seconds = 2e-5
+    step_s: SomeSeconds = 4e-3
+    row_s: SecondsEach = 1e-4
+    prefill_token_s: SecondsEach = 2e-5
     cached_share: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of prompt tokens whose KV is reused
     cached_share_later: Annotated[float, Field(ge=0, lt=1)] | None = None  # of a later turn's; None: as of the first's
     #: seconds of agent and gateway work around one completion, on one core that all share, and its fixed latency
@@ -92,7 +97,7 @@ class Sim(Section):
     #: a trainer step takes data_s + train_step_s + train_token_s * tokens; then it saves; an engine loads
     data_s: Seconds = 0.0
     train_step_s: Seconds = 0.05
-    train_token_s: Seconds = 1e-4
+    train_token_s: SecondsEach = 1e-4
     save_s: Seconds = 0.02
     load_s: Seconds = 0.01
     #: tokens of a KV block, in which prefixes are shared
@@ -104,7 +109,7 @@ class Sim(Section):
     speculation: Speculation | None = None
     #: None: routers see in-flight counts only
     signals: SignalTimes | None = None
-    instance_mtbf_s: Annotated[float, Field(gt=0)] | None = None
+    instance_mtbf_s: Annotated[float, Field(gt=0, lt=LONGEST_S / MANY_MEANS)] | None = None
     instance_repair_s: Seconds = 5.0
     #: share of the instances, rounded up, whose iterations take `slow_factor` times as long; the seed says which
     slow_nodes: Annotated[float, Field(ge=0, le=1)] = 0.0

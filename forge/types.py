@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+#: thirty thousand years: times beyond it are not simulated
+LONGEST_S = 1e12
+
 
 class ForgeError(ValueError):
     """A user's error: one clear line naming the key, the value and the way out; the CLI prints it and exits 2."""

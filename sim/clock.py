@@ -5,10 +5,9 @@ A token's share of an iteration may be nanoseconds; in whole nanoseconds its rou
 
 from __future__ import annotations
 
-from forge.types import ForgeError
+from forge.types import LONGEST_S, ForgeError
 
 FS = 1_000_000_000_000_000
-LONGEST_S = 1e12  # thirty thousand years
 
 
 def to_fs(seconds: float) -> int:

@@ -57,10 +57,10 @@ def stream(
     run = RunFold()
     laws = LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
     watch = None if progress is None else _Watch(scenario, run, progress)
-    seen = sinks if watch is None else (watch, *sinks)
+    watches: tuple[Sink, ...] = () if watch is None else (watch,)
     cpu = time.process_time()
     served = run.served if watch is None else watch.served
-    simulate(scenario, (run.apply, laws.apply, *seen), work, requests=served)
+    simulate(scenario, (run.apply, laws.apply, *watches, *sinks), work, requests=served)
     return Streamed(scenario, run, laws, time.process_time() - cpu)
 
 

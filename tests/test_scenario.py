@@ -120,6 +120,23 @@ def test_a_fault_among_several_types_is_one_line_with_the_choices(over: dict[str
     assert str(error.value) == f"src: {line}"
 
 
+SECONDS = [
+    *(f"sim.{key}_s" for key in ("step", "request_cpu", "request_latency", "data", "train_step", "save", "load")),
+    *(f"sim.{key}_s" for key in ("row", "prefill_token", "train_token", "instance_mtbf", "instance_repair")),
+    *("sim.signals.period_s", "sim.signals.delay_s", "stop.seconds", "queue.item_timeout_s"),
+    *("sim.agents.a.failures.timeout_s", "sim.agents.a.tool_wait.cap"),
+]
+
+
+@pytest.mark.parametrize("key", SECONDS)
+def test_times_too_long_to_simulate_are_refused_with_their_key(key: str) -> None:
+    data = base(engine={"max_context": 200_000}, sim={"agents": {"a": {"tool_wait": {"median": 1.0}}}})
+    apply_setting(data, f"{key}=1e13")
+    with pytest.raises(ForgeError) as error:
+        parse(data, "src")
+    assert f"src: {key} = 10000000000000.0: must be less than 1000" in str(error.value)
+
+
 def test_every_fault_is_told_at_once() -> None:
     with pytest.raises(ForgeError) as error:
         parse({"colour": 1, "stop": {"items": 5}, "domains": [{"name": "a"}], "queue": {"n": "x"}}, "src")
