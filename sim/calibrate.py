@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
+from typing import Any
 
 import numpy as np
 import tomli_w
@@ -28,6 +29,15 @@ CHECKED = ("trained_tokens_per_s", "items_per_s", "lag_items_mean", "engine_idle
 
 SHARE_ITEMS = 200  # items drawn to match `item_share`: its error is then about 0.03, below what a probe can tell
 
+#: what a scenario plans and no live run has
+PLANNED: dict[str, Any] = {"deployment": None, "tiers": None, "speculation": None, "agents": {}}
+#: keys of a simulated run that are then as they were, and why
+KEPT = {
+    "deployment": "step_s, row_s, prefill_token_s and cached_share are not fitted: sim.deployment times the instances; "
+    "its cost model is fitted by forge calibrate --points or --table",
+    "agents": "sim.domains are not fitted: the work is that of sim.agents",
+}
+
 Fitted = dict[str, float]  # fields of `Sim`
 Quality = dict[str, float]
 
@@ -35,39 +45,45 @@ Quality = dict[str, float]
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """The fitted section, and how well it fits. `quality`: R^2 and relative errors of its parts, and pairs of
-    `measured.X` and `simulated.X` figures."""
+    `measured.X` and `simulated.X` figures, with the 95% interval of what seeds give. `notes`: what was not fitted."""
 
     sim: Sim
     quality: Quality
+    notes: tuple[str, ...] = ()
 
 
 def calibrate(events: Sequence[ev.Event], scenario: Scenario, source: str | None = None) -> Calibration:
     """Fit the `Sim` section to a run of `scenario`. `source` is noted in `calibrated_from`.
 
-    What the trace does not show keeps the scenario's value. Raises ForgeError without a finished item and a step.
+    What the trace does not show keeps the scenario's value; of a live run only what it was: it had neither the
+    deployment nor the synthetic agents that the scenario may plan. Raises ForgeError without a finished item and a
+    step.
     """
     steps = [e for e in events if isinstance(e, ev.Committed)]
     paths = read_paths(events)
     if not steps or not any(p.survived for p in paths.all()):
         raise ForgeError(f"{source or 'trace'}: nothing to calibrate on: no trainer step, or no trajectory that ended")
-    quality: Quality = {}
+    if any(isinstance(e, ev.RunStarted) and e.world == "live" for e in events):
+        scenario = scenario.model_copy(update={"sim": scenario.sim.model_copy(update=PLANNED)})
+    given, quality = scenario.sim, Quality()
     fields = {
-        **_engine(events, quality),
+        **({} if given.deployment else _engine(events, quality)),
         **_agent_side(paths, quality),
         **_training(steps, quality),
         **_loads(events),
         **_failures(events, scenario),
     }
-    domains = {d.name: _domain(d, paths, scenario) for d in scenario.domains}
-    sim = scenario.sim.model_copy(update={**fields, "domains": domains, "calibrated_from": source})
+    domains = given.domains if given.agents else {d.name: _domain(d, paths, scenario) for d in scenario.domains}
+    sim = given.model_copy(update={**fields, "domains": domains, "calibrated_from": source})
     _check_waits(paths, scenario, quality)
     _check_run(events, scenario.model_copy(update={"sim": sim}), quality)
-    return Calibration(sim, quality)
+    return Calibration(sim, quality, tuple(why for key, why in KEPT.items() if getattr(given, key)))
 
 
 def to_toml(calibration: Calibration) -> str:
     """The `[sim]` section to put into a scenario, its quality as comments."""
     head = "".join(f"# {key} = {value:.4g}\n" for key, value in calibration.quality.items())
+    head += "".join(f"# {note}\n" for note in calibration.notes)
     return head + tomli_w.dumps({"sim": calibration.sim.model_dump(mode="json", exclude_none=True)})
 
 
@@ -174,7 +190,11 @@ def mean_wait(wait: ToolWait) -> float:
 
 def _check_run(events: Sequence[ev.Event], scenario: Scenario, quality: Quality) -> None:
     """Simulate the calibrated scenario beside the run it came from, which may have been a shorter one: items are
-    submitted for as long as they were in the trace, and what is then under way ends."""
+    submitted for as long as they were in the trace, and what is then under way ends.
+
+    The run is one draw of its work, the simulated ones are three others: of few items with a heavy tail they differ
+    by half, which their interval shows.
+    """
     measured = measure(events, scenario)
     last = max(e.t for e in events if isinstance(e, ev.Submitted))
     scenario = scenario.model_copy(update={"stop": Stop(seconds=last + 1e-6)})
@@ -185,3 +205,4 @@ def _check_run(events: Sequence[ev.Event], scenario: Scenario, quality: Quality)
             continue
         quality[f"measured.{key}"] = measured[key]
         quality[f"simulated.{key}"] = simulated[key].mean
+        quality |= {f"simulated.{key}.low": simulated[key].low, f"simulated.{key}.high": simulated[key].high}

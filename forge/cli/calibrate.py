@@ -67,10 +67,12 @@ def _run(run: str, out: Path, runs: Path, as_json: bool) -> None:
     fitted = calibrate(events, scenario, source=folder.path.name)
     out.write_text(to_toml(fitted), encoding="utf-8")
     if as_json:
-        print_json({"sim": fitted.sim.model_dump(mode="json"), "quality": fitted.quality})
+        print_json({"sim": fitted.sim.model_dump(mode="json"), "quality": fitted.quality, "notes": fitted.notes})
         return
     for key, value in fitted.quality.items():
         print(f"{key:<40} {value:.4g}")
+    for note in fitted.notes:
+        print(f"note: {note}")
     print(f"wrote {out}; use it with --calibration {out}")
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from agent_scenarios import agents
 from sim_scenarios import build, heavy_tail
 
 from forge import trace as ev
 from forge.scenario import Scenario
 from forge.sections import Stop, ToolWait
+from forge.sections_agents import AgentDomain
 from forge.sections_sim import Sim
 from forge.types import ForgeError
 from sim.calibrate import Calibration, calibrate, mean_wait, to_toml
@@ -130,6 +133,47 @@ def test_events_whose_submission_is_lost_are_left_out() -> None:
     scenario = build({"n": 8, "batch": 4, "concurrency": 8, "group": 2})
     events = [e for e in simulate(scenario).events if not (isinstance(e, ev.Submitted) and e.position == 3)]
     assert calibrate(events, scenario).sim.domains["agent"].tokens_median > 0
+
+
+def test_of_a_simulated_deployment_only_what_it_uses_is_fitted() -> None:
+    """Its instances are timed by the cost model, its work is of synthetic agents: fits of both would change nothing."""
+    scenario = agents(items=24, sim={"request_cpu_s": 4e-3})
+    events = simulate(scenario).events
+    found = calibrate(
+        events, scenario.model_copy(update={"sim": scenario.sim.model_copy(update={"train_step_s": 9.0})})
+    )
+    for key in ("step_s", "row_s", "prefill_token_s", "cached_share", "domains", "agents", "deployment"):
+        assert getattr(found.sim, key) == getattr(scenario.sim, key), key
+    assert found.sim.train_step_s == pytest.approx(2.0)
+    assert "engine.r2" not in found.quality
+    assert [note.split(" not fitted")[0] for note in found.notes] == [
+        "step_s, row_s, prefill_token_s and cached_share are",
+        "sim.domains are",
+    ]
+    assert all(f"# {note}\n" in to_toml(found) for note in found.notes)
+
+
+def test_of_a_live_run_nothing_is_kept_that_it_did_not_have() -> None:
+    plain = build({"n": 8, "batch": 4, "concurrency": 8, "group": 2})
+    events = simulate(plain).events
+    live = [replace(e, world="live") if isinstance(e, ev.RunStarted) else e for e in events]
+    planned = agents().sim
+    scenario = plain.model_copy(update={"sim": planned.model_copy(update={"agents": {"agent": AgentDomain()}})})
+    found = calibrate(live, scenario)
+    assert (found.sim.deployment, found.sim.agents, found.notes) == (None, {}, ())
+    assert found.sim.step_s == pytest.approx(plain.sim.step_s)
+    assert set(found.sim.domains) == {"agent", "reasoning"}
+
+
+def test_figures_of_a_short_run_come_with_the_spread_of_seeds() -> None:
+    """Few items of a heavy tail: other seeds of the very same scenario are far from it too."""
+    scenario = agents(items=12)
+    quality = calibrate(simulate(scenario).events, scenario).quality
+    for key in ("trained_tokens_per_s", "items_per_s"):
+        low, high = (quality[f"simulated.{key}.{end}"] for end in ("low", "high"))
+        assert low <= quality[f"simulated.{key}"] <= high
+        assert low <= quality[f"measured.{key}"] <= high, key
+        assert high - low > 0.2 * quality[f"simulated.{key}"], key
 
 
 def test_user_errors() -> None:
