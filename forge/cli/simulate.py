@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,7 +16,10 @@ from forge import trace as ev
 from forge.cli import app
 from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, check_out, print_json
 from forge.scenario import Scenario
-from forge.types import ForgeError
+from forge.types import ForgeError, Json
+
+if TYPE_CHECKING:
+    from forge.runs import RunFolder
 
 
 @app.command()
@@ -31,37 +34,43 @@ def sim(
     as_json: AsJson = False,
 ) -> None:
     """Simulate a scenario; writes the same run folder as a live run. Exit 2 where nothing was trained."""
-    from forge.cli.finish import check_trained, finish, show_headline
-    from forge.runs import RunFolder
-    from sim.world import simulate
+    from forge.cli.finish import check_trained, show_headline
 
     loaded = scenarios.load(scenario, sets or (), policy)
     _warn(loaded)
-    if no_trace:
-        from forge.cli import campaign
+    folder, summary, planned = _streamed(loaded, runs) if no_trace else _traced(loaded, runs)
+    if as_json:
+        print_json(summary)
+    else:
+        show_headline(Console(), folder, summary)
+        print(planned, end="")
+    check_trained(summary, loaded)
 
-        try:
-            folder, summary, planned = campaign.run(loaded, runs)
-        except KeyboardInterrupt:
-            raise _stopped("a run with --no-trace keeps nothing before its end") from None
-        if as_json:
-            print_json(summary)
-        else:
-            show_headline(Console(), folder, summary)
-            print(planned, end="")
-        check_trained(summary, loaded)
-        return
-    folder = RunFolder.create(runs, loaded)
+
+def _streamed(scenario: Scenario, runs: Path) -> tuple[RunFolder, Json, str]:
+    """Without events; and the capacity plan."""
+    from forge.cli import campaign
+
+    try:
+        return campaign.run(scenario, runs)
+    except KeyboardInterrupt:
+        raise _stopped("a run with --no-trace keeps nothing before its end") from None
+
+
+def _traced(scenario: Scenario, runs: Path) -> tuple[RunFolder, Json, str]:
+    from forge.cli.finish import finish
+    from forge.runs import RunFolder
+    from sim.world import simulate
+
+    folder = RunFolder.create(runs, scenario)
     writer = ev.TraceWriter(folder.trace)
     try:
-        simulate(loaded, (writer,))
+        simulate(scenario, (writer,))
     except KeyboardInterrupt:
         raise _stopped(f"{folder.path} holds what was simulated so far, for forge report and forge export") from None
     finally:
         writer.close()
-    summary = finish(folder)
-    print_json(summary) if as_json else show_headline(Console(), folder, summary)
-    check_trained(summary, loaded)
+    return folder, finish(folder), ""
 
 
 def _warn(scenario: Scenario) -> None:
