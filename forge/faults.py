@@ -76,6 +76,12 @@ def _fault(fault: Any, data: Mapping[str, Any]) -> Fault:
             text = "must be a table"
         case "tuple_type":
             text = "must be a list, not a table" if isinstance(value, Mapping) else "must be a list"
+        case "less_than":
+            text = f"must be less than {context['lt']:g}"
+        case "value_error":  # of a table; it may begin with the key at fault
+            key, _, rest = text.partition(" = ")
+            if isinstance(value, Mapping) and key in value and ": " in rest:
+                path, value, text = (*path, key), value[key], rest.partition(": ")[2]
         case "too_short":
             least = context["min_length"]
             text = "" if len(value) >= least else f"must have {least} or more elements"  # "": said of its elements
