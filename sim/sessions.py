@@ -16,9 +16,9 @@ from typing import Protocol
 Path = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, init=False)
 class Step:
-    """One request. `prompt` and `output` in tokens, at least 1 each.
+    """One request, not to be changed. `prompt` and `output` in tokens, at least 1 each.
 
     `path`: (chain, blocks) pairs; together at most `prompt // block` blocks. A chain's length never decreases from one
     step to a later one that uses it: a fork in the middle is written as two chains. Only the last pair
@@ -34,6 +34,23 @@ class Step:
     keep: bool = False
     after: tuple[int, ...] = ()
     delay_s: float = 0.0
+
+    def __init__(  # by hand: compiled, it costs a twentieth of the generated one, and there are ten million
+        self,
+        *,
+        prompt: int,
+        output: int,
+        path: Path = (),
+        keep: bool = False,
+        after: tuple[int, ...] = (),
+        delay_s: float = 0.0,
+    ) -> None:
+        self.prompt = prompt
+        self.output = output
+        self.path = path
+        self.keep = keep
+        self.after = after
+        self.delay_s = delay_s
 
 
 class Frontier:
