@@ -186,7 +186,7 @@ class Control:
         )
         chosen = self.policies.router.route(view)
         held = min(view.cached.get(chosen, 0), prompt_tokens - 1)
-        self.views.instances.routed(request, chosen, prompt_tokens, held)
+        self.views.instances.routed(request, chosen, prompt_tokens, held, now)
         return chosen, held
 
     def take(self, now: float) -> list[int]:

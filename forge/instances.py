@@ -7,6 +7,7 @@ The rest instances report, a while ago: their load, and which prefixes they hold
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,9 +19,17 @@ Path = Sequence[tuple[int, int]]
 
 @dataclass(slots=True)
 class InstanceView:
-    """One rollout instance. Known here: requests sent and not yet completed, the weights version it serves, prompt
-    tokens sent and not yet answered with a first token (those expected to be cached left out). Reported: requests
-    that run and wait there, tokens of KV free or evictable."""
+    """One rollout instance.
+
+    Known here: requests sent and not yet completed (`in_flight`), those of them without a first token (`unanswered`),
+    the prompt tokens of all of them (`context_tokens`), the prompt tokens of the unanswered ones, those expected to be
+    cached left out (`prefill_tokens`), with the (query, key) pairs of their attention (`prefill_pairs`); the weights
+    `version` it serves.
+
+    Reported: requests that run and wait there, tokens of KV free or evictable, the most that ever were
+    (`capacity_tokens`), when that was seen (`reported_s`). Without what this router had itself under way at that time,
+    other routers' are: requests (`others`), prompt tokens to be computed (`other_tokens`), their pairs (`other_pairs`).
+    """
 
     instance: int
     in_flight: int = 0
@@ -29,6 +38,14 @@ class InstanceView:
     running: int = 0
     waiting: int = 0
     free_tokens: int = 0
+    unanswered: int = 0
+    prefill_pairs: int = 0
+    context_tokens: int = 0
+    capacity_tokens: int = 0
+    reported_s: float = 0.0
+    others: int = 0
+    other_tokens: int = 0
+    other_pairs: int = 0
 
 
 @dataclass(slots=True)
@@ -58,16 +75,37 @@ class RouterView:
         return ties
 
 
-class Instances:
-    """State of all instances. `block`: tokens of the KV blocks that paths count."""
+def pairs(missing: int, prompt: int) -> int:
+    """(query, key) pairs of the attention that computes a prompt's last `missing` tokens."""
+    return missing * (2 * prompt - missing + 1) // 2
 
-    def __init__(self, count: int, block: int = 1) -> None:
+
+class _Sent:
+    """A request in flight: where, what of its prompt has no first token yet."""
+
+    __slots__ = ("missing", "pairs", "prompt", "state")
+
+    def __init__(self, state: InstanceView, prompt: int, missing: int) -> None:
+        self.state = state
+        self.prompt = prompt
+        self.missing = missing
+        self.pairs = pairs(missing, prompt)
+
+
+class Instances:
+    """State of all instances. `block`: tokens of the KV blocks that paths count. `index`: what they cache, where
+    several routers share it. Times in seconds, never going back; only whoever is sent reports needs them."""
+
+    def __init__(self, count: int, block: int = 1, index: PrefixIndex | None = None) -> None:
         self._all = [InstanceView(i) for i in range(count)]
         self._live = [True] * count
         self._views = tuple(self._all)  # of the live ones
-        self._requests: dict[str, tuple[InstanceView, int]] = {}  # where, prompt tokens without a first token
-        self.index = PrefixIndex()
+        self._requests: dict[str, _Sent] = {}
+        self.index = PrefixIndex() if index is None else index
         self.block = block
+        # By instance, since the time of its last report: (time, requests, prompt tokens, pairs) of ours from then on;
+        # empty for one that never reported.
+        self._ours: list[deque[tuple[float, int, int, int]]] = [deque() for _ in range(count)]
 
     @property
     def in_flight(self) -> int:
@@ -90,28 +128,47 @@ class Instances:
 
     # --- what happens ------
 
-    def routed(self, request: str, instance: int, prompt_tokens: int, cached: int = 0) -> None:
+    def routed(self, request: str, instance: int, prompt_tokens: int, cached: int, now: float) -> None:
         state = self._all[instance]
-        missing = prompt_tokens - cached
+        sent = self._requests[request] = _Sent(state, prompt_tokens, prompt_tokens - cached)
         state.in_flight += 1
-        state.prefill_tokens += missing
-        self._requests[request] = state, missing
+        state.context_tokens += prompt_tokens
+        state.unanswered += 1
+        state.prefill_tokens += sent.missing
+        state.prefill_pairs += sent.pairs
+        self._note(state, now)
 
-    def first_token(self, request: str) -> None:
-        state, missing = self._requests[request]
-        if missing:
-            state.prefill_tokens -= missing
-            self._requests[request] = state, 0
+    def first_token(self, request: str, now: float) -> None:
+        sent = self._requests[request]
+        if sent.missing:
+            self._answered(sent)
+            self._note(sent.state, now)
 
-    def completed(self, request: str) -> bool:
+    def completed(self, request: str, now: float) -> bool:
         """False: no such request is in flight."""
-        found = self._requests.pop(request, None)
-        if found is None:
+        sent = self._requests.pop(request, None)
+        if sent is None:
             return False
-        state, missing = found
+        state = sent.state
         state.in_flight -= 1
-        state.prefill_tokens -= missing
+        state.context_tokens -= sent.prompt
+        if sent.missing:
+            self._answered(sent)
+        self._note(state, now)
         return True
+
+    def _answered(self, sent: _Sent) -> None:
+        """Nothing of its prompt is to be computed any more."""
+        state = sent.state
+        state.unanswered -= 1
+        state.prefill_tokens -= sent.missing
+        state.prefill_pairs -= sent.pairs
+        sent.missing = sent.pairs = 0
+
+    def _note(self, state: InstanceView, now: float) -> None:
+        ours = self._ours[state.instance]
+        if ours:
+            ours.append((now, state.in_flight, state.prefill_tokens, state.prefill_pairs))
 
     def loaded(self, instance: int, version: int) -> None:
         """What it held is of other weights; nobody may count on it."""
@@ -128,11 +185,25 @@ class Instances:
         self.loaded(instance, version)
 
     def reported(
-        self, instance: int, running: int, waiting: int, free_tokens: int, chains: Iterable[tuple[int, int]]
+        self, instance: int, seen_s: float, running: int, waiting: int, free_tokens: int, tokens: int, pairs: int
     ) -> None:
-        """`chains`: those whose stored blocks changed since the last report, with the blocks they have now."""
+        """Its load at `seen_s`. `tokens`, `pairs`: of prompts, that it had to compute."""
         state = self._all[instance]
         state.running, state.waiting, state.free_tokens = running, waiting, free_tokens
+        state.capacity_tokens = max(state.capacity_tokens, free_tokens)
+        state.reported_s = seen_s
+        ours = self._ours[instance]
+        if not ours:
+            ours.append((seen_s, state.in_flight, state.prefill_tokens, state.prefill_pairs))
+        while len(ours) > 1 and ours[1][0] <= seen_s:
+            ours.popleft()
+        _, own, own_tokens, own_pairs = ours[0]
+        state.others = max(0, running + waiting - own)
+        state.other_tokens = max(0, tokens - own_tokens)
+        state.other_pairs = max(0, pairs - own_pairs)
+
+    def stored(self, instance: int, chains: Iterable[tuple[int, int]]) -> None:
+        """It told which chains' stored blocks changed, with the blocks they have now."""
         put = self.index.set
         for chain, blocks in chains:
             put(instance, chain, blocks)

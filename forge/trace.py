@@ -149,8 +149,9 @@ class Committed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported(Event):
-    """An instance's report reached the routers: its load a while ago, and the chains of KV blocks that changed since
-    its last report, with the blocks of each it holds (forge.prefix_index)."""
+    """An instance's report reached the routers: its load at `seen_s`, with the prompt tokens it had to compute and the
+    (query, key) pairs of their attention, and the chains of KV blocks that changed since its last report, with the
+    blocks of each it holds (forge.prefix_index)."""
 
     e: ClassVar[str] = "reported"
     instance: int
@@ -158,6 +159,9 @@ class Reported(Event):
     waiting: int
     free_tokens: int
     chains: tuple[tuple[int, int], ...] = ()
+    seen_s: float = 0.0
+    queued_tokens: int = 0
+    queued_pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,14 +199,16 @@ class Views:
                     raise ev.TraceError(
                         f"request {event.request} routed to instance {event.instance}, which is not live"
                     )
-                instances.routed(event.request, event.instance, event.prompt_tokens, event.cached_tokens)
+                instances.routed(event.request, event.instance, event.prompt_tokens, event.cached_tokens, event.t)
             case ev.FirstToken():
-                instances.first_token(event.request)
+                instances.first_token(event.request, event.t)
             case ev.Completed():
-                if not instances.completed(event.request):
+                if not instances.completed(event.request, event.t):
                     raise ev.TraceError(f"request {event.request} completed, but it is not in flight")
             case ev.Reported():
-                instances.reported(event.instance, event.running, event.waiting, event.free_tokens, event.chains)
+                load = event.running, event.waiting, event.free_tokens, event.queued_tokens, event.queued_pairs
+                instances.reported(event.instance, event.seen_s, *load)
+                instances.stored(event.instance, event.chains)
             case ev.Loaded():
                 instances.loaded(event.instance, event.version)
             case ev.InstanceDown():

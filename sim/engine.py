@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forge.instances import pairs
 from forge.policies.sync import SyncMode
 from forge.types import ForgeError
 from sim.iteration import Times
@@ -182,6 +183,29 @@ class Instance(Planner):
     def free_blocks(self) -> int:
         """Free or evictable, after `sync`."""
         return self.memory.room()
+
+    def queued(self, now: int) -> tuple[int, int]:
+        """Prompt tokens that it has yet to compute, after `sync`, and the (query, key) pairs of their attention: of who
+        waits, and of the prompts under way."""
+        block, cache = self._shape.block, self.cache
+        tokens = of_all = 0
+        for request in self.waiting:
+            if not request.ready:
+                target = request.prompt + request.sampled
+                missing = target - min(cache.match(request.path), (target - 1) // block) * block
+                tokens += missing
+                of_all += pairs(missing, target)
+        chunks = self._chunks
+        if len(chunks) == 1:
+            missing = self._left - min(self._span.complete(now) * self._each, self._left)
+            tokens += missing
+            of_all += pairs(missing, chunks[0][0].target)
+        else:
+            for request, chunk in chunks:
+                missing = request.target - request.kv + chunk
+                tokens += missing
+                of_all += pairs(missing, request.target)
+        return tokens, of_all
 
     def usage(self, now: int) -> Counters:
         """Counters with the complete iterations of the span under way."""

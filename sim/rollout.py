@@ -165,10 +165,12 @@ class Rollout:
         return [i for i, live in enumerate(self._live) if live]
 
     def _on_report(self, report: Report) -> None:
+        free_tokens = report.free_blocks * self._block
         if self._requests is not None:
-            self._control.views.instances.reported(
-                report.instance, report.running, report.waiting, report.free_blocks * self._block, report.chains
-            )
+            views = self._control.views.instances
+            load = report.running, report.waiting, free_tokens, report.queued_tokens, report.queued_pairs
+            views.reported(report.instance, report.seen_s, *load)
+            views.stored(report.instance, report.chains)
             return
         self._control.account(
             ev.Reported(
@@ -176,8 +178,11 @@ class Rollout:
                 instance=report.instance,
                 running=report.running,
                 waiting=report.waiting,
-                free_tokens=report.free_blocks * self._block,
+                free_tokens=free_tokens,
                 chains=report.chains,
+                seen_s=report.seen_s,
+                queued_tokens=report.queued_tokens,
+                queued_pairs=report.queued_pairs,
             )
         )
 
@@ -188,7 +193,7 @@ class Rollout:
         if self._requests is None:
             self._control.account(ev.FirstToken(t=now, request=request.id))
         else:
-            self._control.views.instances.first_token(request.id)
+            self._control.views.instances.first_token(request.id, now)
 
     def on_end(self, instance: int, request: Request) -> None:  # noqa: ARG002 - the listener's signature
         cancelled = request.cancelled and request.sampled < request.output
@@ -208,7 +213,7 @@ class Rollout:
             done = ev.Completed(t=now, request=request.id, tokens=tokens, finish=finish, versions=versions)
             self._control.account(done)
         else:
-            self._control.views.instances.completed(request.id)
+            self._control.views.instances.completed(request.id, now)
             served = Served(
                 call.position,
                 call.prompt,

@@ -1,4 +1,4 @@
-"""The serving world: sessions of a trace against instances and a router, without data pool and trainer.
+"""The serving world: sessions of a trace against instances and routers, without data pool and trainer.
 
 Decide, act, account: a request's router sees the view that the live gateway would fold, the request goes where it says,
 and what becomes of it is one row of the result.
@@ -15,6 +15,7 @@ import simpy
 from forge.draws import draw
 from forge.instances import Instances, RouterView
 from forge.policies.router import Fetching, Router
+from forge.prefix_index import PrefixIndex
 from sim import garbage
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import to_fs, to_s
@@ -61,13 +62,25 @@ class Loop:
     concurrency: int | None = None
 
 
+class _Side:
+    """A router, what it sees, and how it has KV moved, if it does."""
+
+    __slots__ = ("fetching", "router", "views")
+
+    def __init__(self, router: Router, views: Instances, fetching: Fetching | None) -> None:
+        self.router = router
+        self.views = views
+        self.fetching = fetching
+
+
 class _Live:
-    """A session under way."""
+    """A session under way, and whose it is."""
 
-    __slots__ = ("frontier", "id", "session")
+    __slots__ = ("frontier", "id", "session", "side")
 
-    def __init__(self, number: int, session: Session) -> None:
+    def __init__(self, number: int, session: Session, side: _Side) -> None:
         self.id = number
+        self.side = side
         self.session = session
         self.frontier = Frontier(session.steps)
 
@@ -75,6 +88,8 @@ class _Live:
 class Serving:
     """One run. `rows` are in the order of completion; `on_row` gets each instead where given (a long run).
 
+    `beside`: further routers in parallel with `router`, of its kind. Sessions go round them, each stays with its own. A
+    router sees what it sent itself, and what instances report to all.
     `fabric`: instances can fetch KV from one another, where the router asks for it (`forge.policies.router.Fetching`).
     `front`: makes what stands before the instances, by default nothing (`sim.deploy.Machines`).
     """
@@ -85,6 +100,7 @@ class Serving:
         instances: Sequence[Instance],
         router: Router,
         *,
+        beside: Sequence[Router] = (),
         loop: Loop = Loop(),
         period_s: float = 0.0,
         delay_s: float = 0.0,
@@ -96,12 +112,11 @@ class Serving:
         self.env: Any = simpy.Environment()
         self.rows: list[Row] = []
         self.fleet: Front = Fleet(self.env, instances, self) if front is None else front(self.env, self)
-        self._router = router
-        self._fetching: tuple[Fetching, Fetches] | None = None
-        if fabric is not None and isinstance(router, Fetching):
-            self._fetching = router, Fetches(self.env, self.fleet, fabric)
-        self._views = Instances(len(self.fleet.instances), trace.block)
-        self._signals = Signals(self.env, self.fleet, period_s, delay_s, self._on_report, load=router.reads_load)
+        self._fetches = None if fabric is None else Fetches(self.env, self.fleet, fabric)
+        self._index = PrefixIndex()
+        self._sides = [self._side(one, trace.block) for one in (router, *beside)]
+        self._load = router.reads_load
+        self._signals = Signals(self.env, self.fleet, period_s, delay_s, self._on_report, load=self._load)
         self._sessions: Iterator[Session] = iter(trace.sessions())
         self._next: Session | None = next(self._sessions, None)
         self._loop = loop
@@ -112,6 +127,11 @@ class Serving:
         self._requests = 0
         self._block = trace.block
         self._feeder = Alarm(self.env, HAPPEN, lambda _: self._feed())
+
+    def _side(self, router: Router, block: int) -> _Side:
+        views = Instances(len(self.fleet.instances), block, self._index)
+        fetching = router if isinstance(router, Fetching) else None
+        return _Side(router, views, None if self._fetches is None else fetching)
 
     def run(self) -> list[Row]:
         if self._loop.concurrency is None:
@@ -129,7 +149,7 @@ class Serving:
     @property
     def fetched_blocks(self) -> int:
         """Sent from one instance to another because the router said so."""
-        return 0 if self._fetching is None else self._fetching[1].blocks
+        return 0 if self._fetches is None else self._fetches.blocks
 
     # --- sessions ------
 
@@ -146,7 +166,7 @@ class Serving:
         if session is None:
             return
         self._next = next(self._sessions, None)
-        live = _Live(self._started, session)
+        live = _Live(self._started, session, self._sides[self._started % len(self._sides)])
         self._started += 1
         self._live += 1
         for number in live.frontier.first():
@@ -171,45 +191,50 @@ class Serving:
     # --- requests ------
 
     def _send(self, live: _Live, number: int) -> None:
-        step = live.session.steps[number]
+        step, side = live.session.steps[number], live.side
         now: int = self.env.now
+        now_s = to_s(now)
         self._signals.refresh()
-        cached = self._views.cached(step.path)
+        cached = side.views.cached(step.path)
         view = RouterView(
-            now=to_s(now),
+            now=now_s,
             draw=draw(self._seed, 0, self._requests),
             trajectory=live.session.name,
             turn=number,
             prompt_tokens=step.prompt,
-            instances=self._views.views(),
+            instances=side.views.views(),
             cached=cached,
         )
-        chosen = self._router.route(view)
+        chosen = side.router.route(view)
         name = str(self._requests)
         self._requests += 1
         request = Request(name, step.prompt, step.output, step.path, keep=step.keep)
         request.owner = live, number, now
         self.fleet.instances[chosen].check(request)
-        source = self._fetching[0].source(view, chosen) if self._fetching is not None else None
+        source = side.fetching.source(view, chosen) if side.fetching is not None else None
         known = cached.get(chosen if source is None else source, 0)
-        self._views.routed(name, chosen, step.prompt, min(known, step.prompt - 1))
-        if self._fetching is None or source is None:
+        side.views.routed(name, chosen, step.prompt, min(known, step.prompt - 1), now_s)
+        if self._fetches is None or source is None:
             self.fleet.add(chosen, request)
         else:
-            self._fetching[1].begin(source, chosen, request)
+            self._fetches.begin(source, chosen, request)
 
     def _on_report(self, report: Report) -> None:
-        self._views.reported(
-            report.instance, report.running, report.waiting, report.free_blocks * self._block, report.chains
-        )
+        if self._load:
+            free_tokens = report.free_blocks * self._block
+            load = report.running, report.waiting, free_tokens, report.queued_tokens, report.queued_pairs
+            for side in self._sides:
+                side.views.reported(report.instance, report.seen_s, *load)
+        self._sides[0].views.stored(report.instance, report.chains)
 
     def on_first_token(self, instance: int, request: Request) -> None:
-        self._views.first_token(request.id)
+        live: _Live = request.owner[0]
+        live.side.views.first_token(request.id, to_s(self.env.now))
         request.owner = (*request.owner, instance, self.env.now)
 
     def on_end(self, instance: int, request: Request) -> None:
-        self._views.completed(request.id)
         live, number, arrived, _, first = request.owner
+        live.side.views.completed(request.id, to_s(self.env.now))
         self._on_row(
             Row(
                 live.id,
@@ -227,4 +252,5 @@ class Serving:
         self._answered(live, number)
 
     def on_loaded(self, instance: int, version: int) -> None:
-        self._views.loaded(instance, version)
+        for side in self._sides:
+            side.views.loaded(instance, version)

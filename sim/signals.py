@@ -7,19 +7,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sim.alarm import SAMPLE, Alarm
-from sim.clock import to_fs
+from sim.clock import to_fs, to_s
 from sim.front import Front
 from sim.kv import ChainCache
 
 
 class Report(NamedTuple):
-    """One instance at one time. `chains`: (chain, blocks held) of those that changed since its last report. A load
-    that nobody reads is 0."""
+    """One instance at `seen_s`. `queued_tokens`: of prompts, yet to be computed; `queued_pairs`: (query, key) pairs of
+    their attention. `chains`: (chain, blocks held) of those that changed since its last report. A load that nobody
+    reads is 0."""
 
     instance: int
+    seen_s: float
     running: int
     waiting: int
     free_blocks: int
+    queued_tokens: int
+    queued_pairs: int
     chains: tuple[tuple[int, int], ...]
 
 
@@ -46,7 +50,7 @@ class Signals:
         self._deliver = deliver
         self._sample = self._all if load else self._chains
         self._under_way: deque[tuple[int, list[Report]]] = deque()
-        self._last = [(-1, -1, -1)] * len(fleet.instances)
+        self._last = [(-1, -1, -1, -1, -1)] * len(fleet.instances)
         self._seen = [-1] * len(fleet.instances)  # changes of each instance when it was last looked at
         if self._period:
             self._alarm = Alarm(env, SAMPLE, lambda _: self._tick())
@@ -79,9 +83,9 @@ class Signals:
             self._seen[i] = instance.changes
             instance.sync(now)
             chains = _changed(instance.cache)
-            load = instance.running, len(instance.waiting), instance.free_blocks()
+            load = instance.running, len(instance.waiting), instance.free_blocks(), *instance.queued(now)
             if chains or load != self._last[i]:
-                reports.append(Report(i, *load, chains))
+                reports.append(Report(i, to_s(now), *load, chains))
                 self._last[i] = load
         return reports
 
@@ -93,7 +97,7 @@ class Signals:
             if instance.storing:
                 instance.sync(now)
             if instance.cache.dirty:
-                reports.append(Report(i, 0, 0, 0, _changed(instance.cache)))
+                reports.append(Report(i, to_s(now), 0, 0, 0, 0, 0, _changed(instance.cache)))
         return reports
 
 
