@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from forge.faults import explain
-from forge.policies import Policies
+from forge.policies import Fixed, Policies
 from forge.queue import QueueShape
 from forge.sections import DomainMix, Efficiency, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
 from forge.sections_sim import Sim
@@ -57,6 +57,12 @@ class Scenario(Section):
                     f"prompt of {agent.first_prompt()} tokens, which leaves no room to answer; raise it, or lower "
                     f"system_tokens or task_tokens.cap of the agents or their sub_agents"
                 )
+        head, policy = self.sim.speculation, self.policy.speculation
+        if head is not None and isinstance(policy, Fixed) and policy.tokens > len(head.by_depth()):
+            raise ValueError(
+                f"policy.speculation.tokens = {policy.tokens}: sim.speculation says how {len(head.by_depth())} are "
+                f"accepted; lower it, or give acceptance (most) for more"
+            )
         return self
 
     def check_lag_budget(self) -> None:
@@ -76,7 +82,11 @@ class Scenario(Section):
     def warnings(self) -> list[str]:
         """What may be meant, but is more likely a slip: one line each."""
         room = self.engine.max_context
-        return [
+        idle = [
+            f"policy.speculation.kind = {self.policy.speculation.kind!r}: there is no sim.speculation, the head that "
+            f"drafts, so nothing is drafted; add it"
+        ]
+        return (idle if isinstance(self.policy.speculation, Fixed) and self.sim.speculation is None else []) + [
             f"sim.agents.{name}.context.limit_tokens = {limit}: above engine.max_context = {room}, so answers "
             f"may be cut, and members die of refused prompts before they rewrite their context; raise the one "
             f"or lower the other"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from forge.sections import Positive, Seconds, Section
 
@@ -45,14 +45,13 @@ class TierSizes(Section):
 
 
 class Speculation(Section):
-    """Instances draft and verify. `depth`: tokens drafted a step, or at every batch size the one that pays most.
-    `acceptance`: of a draft whose predecessors were accepted, one for all depths (up to `most`) or one for each.
+    """Instances have a head that drafts; how deep, `policy.speculation` says. `acceptance`: of a draft whose
+    predecessors were accepted, one for all depths (up to `most`) or one for each.
 
     A draft step takes `draft_share` of a decode step. Acceptance falls by exp(-drift) with every weights version,
     unless the head is trained along (`head_follows`).
     """
 
-    depth: Positive | Literal["auto"] = "auto"
     acceptance: Chance | Annotated[tuple[Chance, ...], Field(min_length=1)] = 0.8
     most: Positive = 7
     draft_share: Least = 0.05
@@ -61,13 +60,7 @@ class Speculation(Section):
     #: tokens of KV that a request is taken to hold where depth is weighed
     context: Annotated[int, Field(ge=0)] = 4096
 
-    @model_validator(mode="after")
-    def _deep_enough(self) -> Speculation:
-        if isinstance(self.depth, int) and self.depth > len(self.by_depth()):
-            raise ValueError(f"depth = {self.depth}: acceptance has {len(self.by_depth())} depths; give one for each")
-        return self
-
     def by_depth(self) -> tuple[float, ...]:
         if isinstance(self.acceptance, tuple):
             return self.acceptance
-        return (self.acceptance,) * (self.most if self.depth == "auto" else self.depth)
+        return (self.acceptance,) * self.most

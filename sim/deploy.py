@@ -31,7 +31,7 @@ def plans(scenario: Scenario) -> list[Plan]:
     if scenario.sim.speculation is None:
         return [(one, shape) for one in of_each]
     head = _head(scenario.sim.speculation)
-    return [(SpeculativeTimes(one, head), shape) for one in of_each]
+    return [(SpeculativeTimes(one, head, scenario.policy.speculation), shape) for one in of_each]
 
 
 def prefills(scenario: Scenario) -> list[Plan]:
@@ -70,7 +70,6 @@ def _times(of: Deployed | None, sim: Sim) -> Times:
 def _head(of: Speculation) -> Head:
     return Head(
         acceptance=of.by_depth(),
-        depth=None if of.depth == "auto" else of.depth,
         draft_share=of.draft_share,
         drift=of.drift,
         follows=of.head_follows,

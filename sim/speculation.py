@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
+from forge.policies.speculation import DraftView, Speculation
 from forge.types import ForgeError
+from sim.clock import FS
 from sim.engine import Instance
 from sim.iteration import Chunks, Times, one_by_one
 
@@ -29,12 +31,11 @@ UNIT = 256  # of a token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What drafts. `drift`: acceptance falls by `exp(-drift)` with every weights version since the head was trained
-    (version 0), unless the head `follows` the weights. `depth` None: at every number of rows the depth, up to all of
-    `acceptance`, with most tokens a second, of rows that hold `context` tokens each."""
+    """What drafts, at most as many tokens as `acceptance` has. `drift`: acceptance falls by `exp(-drift)` with every
+    weights version since the head was trained (version 0), unless the head `follows` the weights. Where depths are
+    weighed, rows are taken to hold `context` tokens each."""
 
     acceptance: tuple[float, ...]
-    depth: int | None = None
     draft_share: float = 0.05
     drift: float = 0.0
     follows: bool = False
@@ -43,8 +44,6 @@ class Head:
     def __post_init__(self) -> None:
         if not self.acceptance or not all(0 <= chance <= 1 for chance in self.acceptance):
             raise ForgeError(f"acceptance = {list(self.acceptance)}: give chances in [0, 1], one for every depth")
-        if self.depth is not None and not 0 <= self.depth <= len(self.acceptance):
-            raise ForgeError(f"depth = {self.depth}: must lie in [0, {len(self.acceptance)}], the depths of acceptance")
         if self.draft_share < 0 or self.drift < 0 or self.context < 0:
             raise ForgeError("draft_share, drift, context: must not be negative")
 
@@ -55,16 +54,17 @@ class Head:
 
 
 class SpeculativeTimes:
-    """`times`, whose unit is the token, with a head. One for each instance, which it must `follow`: the weights it
-    serves decide how many drafts are accepted."""
+    """`times`, whose unit is the token, with a head and a policy that says how deep it drafts. One for each instance,
+    which it must `follow`: the weights it serves decide how many drafts are accepted."""
 
     unit = UNIT
 
-    def __init__(self, times: Times, head: Head) -> None:
+    def __init__(self, times: Times, head: Head, policy: Speculation) -> None:
         if times.unit != 1:
             raise ForgeError("speculation on iterations that speculate already: give it plain ones")
         self._times = times
         self._head = head
+        self._policy = policy
         self._instance: Instance | None = None
         self._version = 0
         self._lines: dict[int, tuple[int, int, int]] = {}
@@ -119,14 +119,13 @@ class SpeculativeTimes:
         return round(a + drafts * one_a), b + drafts * one_b
 
     def _choose(self, rows: int) -> int:
-        head = self._head
         if not rows:
             return 0
-        if head.depth is not None:
-            return head.depth
-
-        def rate(depth: int) -> float:
-            a, b = self._step(rows, depth)
-            return head.tokens(depth, self._version) / (a + b * rows * head.context)
-
-        return max(range(len(head.acceptance) + 1), key=rate)
+        head, depths = self._head, range(len(self._head.acceptance) + 1)
+        steps = [self._step(rows, depth) for depth in depths]
+        view = DraftView(
+            rows=rows,
+            tokens=tuple([head.tokens(depth, self._version) for depth in depths]),
+            step_s=tuple([(a + b * rows * head.context) / FS for a, b in steps]),
+        )
+        return self._policy.depth(view)

@@ -62,7 +62,7 @@ def test_the_tables_load_together_and_run(scenario: Scenario) -> None:
 
 def test_every_table_is_there_once() -> None:
     names = re.findall(r"^\[(.+)\]$", "\n".join(BLOCKS), re.MULTILINE)
-    tables = ["sim.deployment", "sim.deployment.prefill", "sim.tiers", "sim.speculation"]
+    tables = ["sim.deployment", "sim.deployment.prefill", "sim.tiers", "sim.speculation", "policy.speculation"]
     assert names == [*tables, 'deployments."qwen3_8b h100_sxm vllm TP2"']
 
 

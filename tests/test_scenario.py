@@ -13,6 +13,8 @@ from forge.scenario import apply_setting, load, parse, policy_toml, read_toml, r
 from forge.sections import Stop
 from forge.types import ForgeError
 
+ONE_DRAFT = {"deployment": {"model": "qwen3_8b", "hardware": "h100_sxm"}, "speculation": {"acceptance": [0.5]}}
+
 GOOD = 'name = "x"\nstop = { items = 5 }\ndomains = [{ name = "a" }]\n'
 
 
@@ -100,8 +102,8 @@ PROCESSORS = "one of 'survivors', 'drop_zero_variance', 'max_tokens', 'chain'"
             "train.batches = 'auto': must be a table, whose kind is one of 'by_items', 'by_tokens'",
         ),
         (
-            {"sim": {"speculation": {"depth": "deep"}}},
-            "sim.speculation.depth = 'deep': must be a valid integer, or must be 'auto'",
+            {"policy": {"speculation": {"kind": "fixed", "tokens": 0}}},
+            "policy.speculation.tokens = 0: must be at least 1; kind = 'off' drafts none",
         ),
         (
             {"sim": {"speculation": {"acceptance": [0.5, 2.0]}}},
@@ -109,8 +111,9 @@ PROCESSORS = "one of 'survivors', 'drop_zero_variance', 'max_tokens', 'chain'"
         ),
         ({"policy": {"sync": {"k": 0}}}, "policy.sync.k = 0: must be at least 1"),
         (
-            {"sim": {"speculation": {"depth": 3, "acceptance": [0.5]}}},
-            "sim.speculation.depth = 3: acceptance has 1 depths; give one for each",
+            {"policy": {"speculation": {"kind": "fixed"}}, "sim": ONE_DRAFT},
+            "policy.speculation.tokens = 3: sim.speculation says how 1 are accepted; lower it, or give acceptance "
+            "(most) for more",
         ),
         ({"sim": [1]}, "sim = [1]: must be a table"),
         ({"domains": [3]}, "domains.0 = 3: must be a table"),

@@ -5,18 +5,20 @@ Adding one: write the class in its slot's module, add it to the slot's union the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from pydantic import Discriminator
 
 from forge.policies.router import CacheAware, LeastLoaded, Random, RoundRobin, Router
 from forge.policies.scheduler import Fffo, Greedy, StrictFifo, TrainScheduler, WindowedFifo
+from forge.policies.speculation import CostAware, Fixed, Off, Speculation
 from forge.policies.sync import EveryK, WeightSync
 
 AnyScheduler = Annotated[StrictFifo | Greedy | Fffo | WindowedFifo, Discriminator("kind")]
 AnyRouter = Annotated[RoundRobin | Random | LeastLoaded | CacheAware, Discriminator("kind")]
 AnySync = EveryK
+AnySpeculation = Annotated[Off | Fixed | CostAware, Discriminator("kind")]
 
 
 @dataclass(kw_only=True)
@@ -28,28 +30,34 @@ class Policies:
     scheduler: AnyScheduler = field(default_factory=WindowedFifo)
     router: AnyRouter = field(default_factory=LeastLoaded)
     sync: AnySync = field(default_factory=EveryK)
+    speculation: AnySpeculation = field(default_factory=CostAware)
 
     def fresh(self) -> Policies:
         """New instances of the same configuration: what an earlier run left inside them is gone."""
         return Policies(**{slot: replace(policy) for slot, policy in self.slots().items()})
 
     def slots(self) -> dict[str, Any]:
-        return {"scheduler": self.scheduler, "router": self.router, "sync": self.sync}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 __all__ = [
     "AnyRouter",
     "AnyScheduler",
+    "AnySpeculation",
     "AnySync",
     "CacheAware",
+    "CostAware",
     "EveryK",
     "Fffo",
+    "Fixed",
     "Greedy",
     "LeastLoaded",
+    "Off",
     "Policies",
     "Random",
     "RoundRobin",
     "Router",
+    "Speculation",
     "StrictFifo",
     "TrainScheduler",
     "WeightSync",

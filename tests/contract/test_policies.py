@@ -14,8 +14,8 @@ from worlds import scenario, trace_of
 
 from forge import trace as ev
 from forge.instances import InstanceView, RouterView
-from forge.policies import AnyRouter, AnyScheduler, AnySync, CacheAware, EveryK, Policies
-from forge.policies.router import KvCentric
+from forge.policies import AnyRouter, AnyScheduler, AnySpeculation, AnySync, CacheAware, EveryK, Policies
+from forge.policies.router_published import KvCentric
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
 from forge.scenario import Scenario, parse, resolved
@@ -25,8 +25,10 @@ from forge.views import ItemView, QueueView, SyncView
 SCHEDULERS = get_args(get_args(AnyScheduler)[0])
 ROUTERS = get_args(get_args(AnyRouter)[0])
 SYNCS = (AnySync,)
+SPECULATIONS = get_args(get_args(AnySpeculation)[0])
 MODES: tuple[SyncMode, ...] = get_args(SyncMode)
-EVERY = [*(("scheduler", c) for c in SCHEDULERS), *(("router", c) for c in ROUTERS), *(("sync", c) for c in SYNCS)]
+SLOTS = {"scheduler": SCHEDULERS, "router": ROUTERS, "sync": SYNCS, "speculation": SPECULATIONS}
+EVERY = [(slot, cls) for slot, classes in SLOTS.items() for cls in classes]
 
 
 def with_policy(slot: str, kind: str) -> Scenario:

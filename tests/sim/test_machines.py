@@ -163,7 +163,6 @@ def test_a_scenario_reads_back_what_it_resolved_to() -> None:
     [
         ({"deployment": None, "tiers": TIERS}, "tiers: needs sim.deployment"),
         ({"deployment": None, "speculation": SPECULATION}, "speculation: needs sim.deployment"),
-        ({"speculation": {"depth": 4, "acceptance": [0.9, 0.8]}}, "depth = 4"),
         ({"speculation": {"acceptance": 1.5}}, "acceptance"),
         ({"tiers": {"l2_gib": -1}}, "l2_gib"),
         ({"tiers": {"l4_gib": 1}}, "l4_gib: unknown key"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from instance_driver import Case, Job, Plain, cases, drive
 
 from forge.cost import CostModel, Deployment, hardware, model_card
+from forge.policies.speculation import CostAware, Fixed, Off, Speculation
 from forge.types import ForgeError
 from sim.engine import Instance, Load, Shape
 from sim.iteration import RooflineTimes
@@ -24,9 +25,9 @@ chances = st.lists(st.floats(0, 1), min_size=1, max_size=6).map(tuple)
 SKYRL = (0.886, 0.770, 0.663)  # of the field: acceptance by depth of a head that follows
 
 
-def on_h200(head: Head, tp: int = 4) -> tuple[SpeculativeTimes, RooflineTimes]:
+def on_h200(head: Head, policy: Speculation | None = None, tp: int = 4) -> tuple[SpeculativeTimes, RooflineTimes]:
     times = RooflineTimes(CostModel(Deployment(model=model_card("qwen3_32b"), hardware=hardware("h200_sxm"), tp=tp)))
-    return SpeculativeTimes(times, head), times
+    return SpeculativeTimes(times, head, policy or CostAware()), times
 
 
 def tokens_per_s(times: Any, rows: int, context: int) -> float:
@@ -62,7 +63,7 @@ def test_acceptance_decays_with_the_weights_unless_the_head_follows() -> None:
 
 
 def test_depth_0_is_the_plain_machine() -> None:
-    speculative, plain = on_h200(Head(acceptance=(0.9,), depth=0))
+    speculative, plain = on_h200(Head(acceptance=(0.9,)), Off())
     for rows in (1, 7, 64):
         (a, b, gain), (one_a, one_b, _) = speculative.line(rows), plain.line(rows)
         assert (a, gain) == (one_a, UNIT)
@@ -74,13 +75,13 @@ def test_depth_0_is_the_plain_machine() -> None:
 @given(cases())
 @settings(max_examples=60, deadline=None)
 def test_a_head_that_is_never_right_and_drafts_nothing_changes_no_run(case: Case) -> None:
-    times = SpeculativeTimes(Scaled(), Head(acceptance=(0.0,), depth=0))
+    times = SpeculativeTimes(Scaled(), Head(acceptance=(0.0,)), Off())
     assert _driven(case, times, True).end == _driven(case, Scaled(), True).end
 
 
 def test_it_pays_at_batch_1_and_loses_in_a_large_batch() -> None:
     """Memory-bound, four more tokens ride along; compute-bound, they cost as much as those of four more rows."""
-    speculative, plain = on_h200(Head(acceptance=(0.6,) * 4, depth=4))
+    speculative, plain = on_h200(Head(acceptance=(0.6,) * 4), Fixed(tokens=4))
     gains = [tokens_per_s(speculative, rows, 300) / tokens_per_s(plain, rows, 300) for rows in (1, 16, 128, 1024)]
     assert gains[0] > 1.5
     assert gains[-1] < 0.9
@@ -89,8 +90,8 @@ def test_it_pays_at_batch_1_and_loses_in_a_large_batch() -> None:
 
 def test_speed_up_is_the_formula_of_the_field() -> None:
     """E T(B, 1) / (T(B, k + 1) + k T_draft)."""
-    head = Head(acceptance=SKYRL, depth=3, draft_share=0.1)
-    speculative, plain = on_h200(head)
+    head = Head(acceptance=SKYRL, draft_share=0.1)
+    speculative, plain = on_h200(head, Fixed(tokens=3))
     for rows in (1, 32):
         context = rows * 2000
         a, b, _ = plain.line(rows)
@@ -110,8 +111,8 @@ def test_the_depth_is_chosen_by_rows_and_never_loses() -> None:
     for rows in (1, 16, 128, 256, 1024):
         best = tokens_per_s(chosen, rows, 300)
         assert best >= 0.999 * tokens_per_s(plain, rows, 300)
-        for depth in range(7):
-            fixed, _ = on_h200(Head(acceptance=(0.6,) * 6, depth=depth))
+        for tokens in range(1, 7):
+            fixed, _ = on_h200(Head(acceptance=(0.6,) * 6), Fixed(tokens=tokens))
             assert best >= 0.999 * tokens_per_s(fixed, rows, 300)
 
 
@@ -149,15 +150,15 @@ def _driven(case: Case, times: Any, jump: bool) -> instance_driver.Told:
 heads = st.builds(
     Head,
     acceptance=st.lists(st.floats(0, 1), min_size=2, max_size=4).map(tuple),
-    depth=st.sampled_from([None, 1, 2]),
     context=st.integers(0, 50),
 )
+policies = st.one_of(st.builds(Fixed, tokens=st.integers(1, 2)), st.just(CostAware()), st.just(Off()))
 
 
-@given(cases(), heads)
+@given(cases(), heads, policies)
 @settings(max_examples=150, deadline=None)
-def test_jumps_are_steps(case: Case, head: Head) -> None:
-    times = SpeculativeTimes(Plain(), head)
+def test_jumps_are_steps(case: Case, head: Head, policy: Speculation) -> None:
+    times = SpeculativeTimes(Plain(), head, policy)
     case = replace(case, capacity=case.capacity + 4)  # a last step may go 4 tokens beyond the end, see Instance.check
     jumped, stepped = _driven(case, times, True), _driven(case, times, False)
     assert (jumped.first, jumped.end, jumped.seen) == (stepped.first, stepped.end, stepped.seen)
@@ -182,7 +183,8 @@ FOUND = [
             ),
             loads=((847, 2431, "drain"),),
         ),
-        Head(acceptance=(0.5716579253237862,), depth=1),
+        Head(acceptance=(0.5716579253237862,)),
+        Fixed(tokens=1),
     ),
     (
         Case(
@@ -197,7 +199,8 @@ FOUND = [
                 Job(5000, 10, 6, ((1, 1), (10, 9))),
             ),
         ),
-        Head(acceptance=(0.8986,), depth=1),
+        Head(acceptance=(0.8986,)),
+        Fixed(tokens=1),
     ),
     (
         Case(
@@ -216,18 +219,19 @@ FOUND = [
             ),
         ),
         Head(acceptance=(0.5, 0.0), context=0),
+        CostAware(),
     ),
 ]
 
 
-@pytest.mark.parametrize(("case", "head"), FOUND)
-def test_jumps_are_steps_where_they_once_were_not(case: Case, head: Head) -> None:
-    test_jumps_are_steps.hypothesis.inner_test(case, head)
+@pytest.mark.parametrize(("case", "head", "policy"), FOUND)
+def test_jumps_are_steps_where_they_once_were_not(case: Case, head: Head, policy: Speculation) -> None:
+    test_jumps_are_steps.hypothesis.inner_test(case, head, policy)
 
 
 def test_an_answer_takes_as_many_steps_as_its_tokens_need() -> None:
     """2.5 tokens a step: 100 tokens behind the first one are 40 steps."""
-    times = SpeculativeTimes(Plain(), Head(acceptance=(0.75, 1.0), depth=2, draft_share=0.0))
+    times = SpeculativeTimes(Plain(), Head(acceptance=(0.75, 1.0), draft_share=0.0), Fixed(tokens=2))
     told = _driven(Case(16, 100, 200, 4, (Job(0, 10, 101),)), times, True)
     assert times.line(1)[2] == UNIT * 5 // 2
     assert told.totals[1] == 1 + 40
@@ -235,7 +239,7 @@ def test_an_answer_takes_as_many_steps_as_its_tokens_need() -> None:
 
 def test_a_load_changes_the_pace_from_the_instant_it_ends() -> None:
     """30 steps of 2 tokens are planned; from version 1 on nothing is accepted, and a step is a token."""
-    times = SpeculativeTimes(Plain(), Head(acceptance=(1.0,), depth=1, drift=100.0, draft_share=0.0))
+    times = SpeculativeTimes(Plain(), Head(acceptance=(1.0,), drift=100.0, draft_share=0.0), Fixed(tokens=1))
     instance = Instance(times, Shape(capacity=100, budget=300))
     times.follow(instance)
     instance.add(Request("a", 10, 61), 0)
@@ -249,7 +253,7 @@ def test_a_load_changes_the_pace_from_the_instant_it_ends() -> None:
 
 
 def test_a_request_whose_last_step_could_not_fit_is_refused() -> None:
-    times = SpeculativeTimes(Plain(), Head(acceptance=(1.0, 1.0), depth=2))
+    times = SpeculativeTimes(Plain(), Head(acceptance=(1.0, 1.0)), Fixed(tokens=2))
     instance = Instance(times, Shape(block=1, capacity=20, budget=300))
     instance.check(Request("fits", 10, 8))
     with pytest.raises(ForgeError, match="more than the 20"):
@@ -261,7 +265,6 @@ def test_a_request_whose_last_step_could_not_fit_is_refused() -> None:
     [
         ({"acceptance": ()}, "acceptance"),
         ({"acceptance": (1.2,)}, "acceptance"),
-        ({"acceptance": (0.5,), "depth": 2}, "depth = 2"),
         ({"acceptance": (0.5,), "drift": -1.0}, "negative"),
     ],
 )
@@ -273,4 +276,4 @@ def test_impossible_heads_are_refused(keys: dict[str, Any], message: str) -> Non
 def test_no_speculation_on_speculation() -> None:
     times, _ = on_h200(Head(acceptance=(0.5,)))
     with pytest.raises(ForgeError, match="plain ones"):
-        SpeculativeTimes(times, Head(acceptance=(0.5,)))
+        SpeculativeTimes(times, Head(acceptance=(0.5,)), Off())
