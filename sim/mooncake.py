@@ -15,7 +15,8 @@ from math import log
 from statistics import fmean, quantiles
 
 from forge.cost import CostModel, Deployment, hardware, model_card
-from forge.policies.router import CacheAware, KvCentric, LeastLoaded, Random, Router
+from forge.policies.router import LeastLoaded, Random, Router
+from forge.policies.router_published import CacheAware, KvCentric
 from forge.types import ForgeError
 from sim.clock import to_s
 from sim.engine import Instance, Shape

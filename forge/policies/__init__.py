@@ -10,13 +10,17 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator
 
-from forge.policies.router import CacheAware, LeastLoaded, Random, RoundRobin, Router
+from forge.policies.router import LeastLoaded, Random, RoundRobin, Router
+from forge.policies.router_published import CacheAware, Dynamo, Llmd, PrefixAffinity, Sglang, VllmDp
 from forge.policies.scheduler import Fffo, Greedy, StrictFifo, TrainScheduler, WindowedFifo
 from forge.policies.speculation import CostAware, Fixed, Off, Speculation
 from forge.policies.sync import EveryK, WeightSync
 
 AnyScheduler = Annotated[StrictFifo | Greedy | Fffo | WindowedFifo, Discriminator("kind")]
-AnyRouter = Annotated[RoundRobin | Random | LeastLoaded | CacheAware, Discriminator("kind")]
+AnyRouter = Annotated[
+    RoundRobin | Random | LeastLoaded | CacheAware | Sglang | Dynamo | Llmd | VllmDp | PrefixAffinity,
+    Discriminator("kind"),
+]
 AnySync = EveryK
 AnySpeculation = Annotated[Off | Fixed | CostAware, Discriminator("kind")]
 
@@ -46,20 +50,25 @@ __all__ = [
     "AnySpeculation",
     "AnySync",
     "CacheAware",
+    "Dynamo",
     "CostAware",
     "EveryK",
     "Fffo",
     "Fixed",
     "Greedy",
     "LeastLoaded",
+    "Llmd",
     "Off",
     "Policies",
+    "PrefixAffinity",
     "Random",
     "RoundRobin",
     "Router",
+    "Sglang",
     "Speculation",
     "StrictFifo",
     "TrainScheduler",
+    "VllmDp",
     "WeightSync",
     "WindowedFifo",
 ]

@@ -20,7 +20,7 @@ from agent_scenarios import AGENT, agents
 from forge import trace as ev
 from forge.cost import CostModel, Deployment, hardware, model_card
 from forge.cost.cards import folder
-from forge.policies.router import CacheAware
+from forge.policies.router_published import CacheAware
 from forge.sections_agents import AgentDomain
 from sim.engine import Instance, Shape
 from sim.iteration import RooflineTimes

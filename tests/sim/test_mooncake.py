@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.instances import InstanceView, RouterView
-from forge.policies.router import CacheAware, Fetching, KvCentric, LeastLoaded
+from forge.policies.router import Fetching, LeastLoaded
+from forge.policies.router_published import CacheAware, KvCentric
 from forge.types import ForgeError
 from sim import mooncake
 from sim.engine import Instance, Shape
