@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from forge.policies import AnyRouter, AnyScheduler
+from forge.policies import AnyPlacement, AnyRouter, AnyScheduler, AnySpeculation
 from forge.processing import AnyBatcher, AnyProcessor
 
 #: tables that have a `kind` to choose, by their key
@@ -17,6 +17,8 @@ CHOICES = {
     for key, union in {
         "scheduler": AnyScheduler,
         "router": AnyRouter,
+        "placement": AnyPlacement,
+        "speculation": AnySpeculation,
         "process": AnyProcessor,
         "steps": AnyProcessor,
         "batches": AnyBatcher,

@@ -15,18 +15,17 @@ Least = Annotated[float, Field(ge=0)]
 
 class Prefill(Section):
     """Instances that compute prompts only, beside `engine.instances`: those decode, and are the ones that requests are
-    routed to. `tp`, `ep`, `dp` are their own, all else is the deployment's.
+    routed to; which prompts, `policy.placement` says. `tp`, `ep`, `dp` are their own, all else is the deployment's.
 
-    A prompt of which the decode instance lacks fewer than `local_below` tokens is computed there. KV crosses at
-    `bandwidth` bytes/s a device (by default the hardware's network), all devices of an instance together. `block_s`: of
-    a block's messages, on the narrower side's cards; of the field: 66 ms less for 235 fewer blocks on one engine.
+    KV crosses at `bandwidth` bytes/s a device (by default the hardware's network), all devices of an instance together.
+    `block_s`: of a block's messages, on the narrower side's cards; of the field: 66 ms less for 235 fewer blocks on one
+    engine.
     """
 
     instances: Positive = 1
     tp: Positive = 1
     ep: Positive = 1
     dp: Positive = 1
-    local_below: Annotated[int, Field(ge=0)] = 512
     bandwidth: Rate | None = None
     transfer_s: Seconds = 0.0  # before the first byte
     block_s: Seconds = 0.0

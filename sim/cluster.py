@@ -3,8 +3,8 @@
 An instance of role `decode` samples answers, and computes prompts too where asked. One of role `prefill` computes
 prompts for others: as a request of one token, whose KV it holds until all of it has crossed. A request sent to a decode
 instance has its prompt computed by the prefill instance with the least to compute, and comes back; one sent to a
-prefill instance goes on to the decode instance with the least in flight. A prompt of which the decode instance lacks
-fewer than `local_below` tokens is computed there, and so is every prompt while no prefill instance lives.
+prefill instance goes on to the decode instance with the least in flight. Which prompts go apart a policy says; while no
+prefill instance lives all are computed where they are decoded.
 
 What the decode instance has of the prompt does not cross. A transfer begins when the prompt is done (no layer is sent
 ahead), and a request waits with its KV beside the decode instance's memory until there is room.
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from forge.policies.placement import Placement, PlacementView
 from forge.policies.sync import SyncMode
 from sim.engine import Instance, Load
 from sim.fleet import Listener
@@ -46,7 +47,7 @@ class Cluster:
         front: int,
         links: Links,
         wire: Wire,
-        local_below: int = 0,
+        placement: Placement,
     ) -> None:
         self._env = env
         self._inner = inner(env, self)
@@ -56,11 +57,12 @@ class Cluster:
         self._roles = roles
         self._links = links
         self._wire = wire
-        self._local_below = local_below
+        self._placement = placement
         self._live = [True] * len(roles)
         self._flights: dict[Request, Flight] = {}  # by the request that was sent, in order of arrival
         self._sources = {i: self._source(i) for i, role in enumerate(roles) if role == "prefill"}
         self._in_flight = [0] * len(roles)  # requests that a decode instance has, or that are bound for it
+        self._to_compute = [0] * len(roles)  # tokens of prompts that a decode instance computes, until their first one
         self._modes: list[SyncMode] = ["in_flight"] * len(roles)  # of the newest load
         self._loading: set[int] = set()
         self._stranded: list[Flight] = []  # no decode instance lives
@@ -74,6 +76,8 @@ class Cluster:
         flight = self._flights[request] = Flight(request)
         self._bind(flight, target)
         if source < 0:
+            flight.tokens = self._missing(target, request)
+            self._to_compute[target] += flight.tokens
             self._inner.add(target, request)
             return
         more = request.output > 1
@@ -140,6 +144,8 @@ class Cluster:
                 return
             request = flight.request
             request.sampled = 1
+        else:
+            self._computed_here(self._flights[request])
         self._listener.on_first_token(instance, request)
 
     def on_end(self, instance: int, request: Request) -> None:
@@ -162,9 +168,20 @@ class Cluster:
         """Who computes the prompt (-1: who decodes), and who decodes (-1: chosen when the prompt is done)."""
         decodes = i not in self._sources
         target = i if decodes else self._least()
-        if target >= 0 and self._missing(target, request) < self._local_below:
+        source = self._soonest(request) if decodes else i
+        if source >= 0 and target >= 0 and not self._placement.apart(self._view(request, target, source)):
             return -1, target
-        return (self._soonest(request), i) if decodes else (i, -1)
+        return (source, i) if decodes else (i, -1)
+
+    def _view(self, request: Request, target: int, source: int) -> PlacementView:
+        return PlacementView(
+            prompt_tokens=request.prompt,
+            missing_here=self._missing(target, request),
+            waiting_here=self._to_compute[target],
+            decoding=self._all[target].running,
+            missing_there=self._missing(source, request),
+            waiting_there=self._sources[source].tokens,
+        )
 
     def _least(self) -> int:
         """The live decode instance with the least in flight; -1 without one."""
@@ -268,8 +285,15 @@ class Cluster:
     def _forget(self, flight: Flight) -> None:
         del self._flights[flight.request]
         flight.phase = "gone"
+        self._computed_here(flight)
         if flight.target >= 0:
             self._in_flight[flight.target] -= 1
+
+    def _computed_here(self, flight: Flight) -> None:
+        """The decode instance has no more of its prompt to compute."""
+        if flight.source < 0:
+            self._to_compute[flight.target] -= flight.tokens
+            flight.tokens = 0
 
     def _withdraw(self, flight: Flight) -> bool:
         """It is not decoding yet, and not to. False: its prefill ends with the iteration under way."""

@@ -49,7 +49,7 @@ class Machines:
             front=self.front,
             links=Links(env, [widths[0]] * self.front + [widths[1]] * pool.instances),
             wire=wire(self.scenario.sim.block, token_bytes(on), min(widths), pool.block_s, pool.transfer_s),
-            local_below=pool.local_below,
+            placement=self.scenario.policy.placement,
         )
 
     def _inner(self, env: Any, listener: Listener) -> Inner:

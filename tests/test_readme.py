@@ -12,6 +12,7 @@ import pytest
 
 from forge.cost import load_calibration
 from forge.scenario import Scenario, parse
+from forge.policies import Conditional
 from forge.sections_rollout import Prefill, Speculation, TierSizes
 from sim.machines import machines
 from sim.streaming import stream
@@ -62,7 +63,7 @@ def test_the_tables_load_together_and_run(scenario: Scenario) -> None:
 
 def test_every_table_is_there_once() -> None:
     names = re.findall(r"^\[(.+)\]$", "\n".join(BLOCKS), re.MULTILINE)
-    tables = ["sim.deployment", "sim.deployment.prefill", "sim.tiers", "sim.speculation", "policy.speculation"]
+    tables = ["sim.deployment", "sim.deployment.prefill", "policy.placement", "sim.tiers", "sim.speculation", "policy.speculation"]
     assert names == [*tables, 'deployments."qwen3_8b h100_sxm vllm TP2"']
 
 
@@ -80,7 +81,7 @@ def test_defaults_are_what_the_comments_say(scenario: Scenario) -> None:
     assert deployed.prefill is not None
     pool = Prefill()
     assert (pool.tp, pool.ep, pool.dp, pool.bandwidth) == (1, 1, 1, None)
-    assert pool.local_below == deployed.prefill.local_below
+    assert scenario.policy.placement == Conditional()
     assert scenario.sim.tiers == TierSizes(l2_gib=200, l3_gib=2000), "its other keys are the defaults"
     assert heads is not None
     assert heads.draft_share == Speculation().draft_share

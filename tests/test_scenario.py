@@ -102,6 +102,11 @@ PROCESSORS = "one of 'survivors', 'drop_zero_variance', 'max_tokens', 'chain'"
             "train.batches = 'auto': must be a table, whose kind is one of 'by_items', 'by_tokens'",
         ),
         (
+            {"policy": {"placement": {"kind": "apart"}}},
+            "policy.placement.kind = 'apart': must be one of 'aggregated', 'disaggregated', 'conditional', "
+            "'least_delay'",
+        ),
+        (
             {"policy": {"speculation": {"kind": "fixed", "tokens": 0}}},
             "policy.speculation.tokens = 0: must be at least 1; kind = 'off' drafts none",
         ),

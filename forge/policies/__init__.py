@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator
 
+from forge.policies.placement import Aggregated, Conditional, Disaggregated, LeastDelay, Placement
 from forge.policies.router import LeastLoaded, Random, RoundRobin, Router
 from forge.policies.router_published import CacheAware, Dynamo, Llmd, PrefixAffinity, Sglang, VllmDp
 from forge.policies.scheduler import Fffo, Greedy, StrictFifo, TrainScheduler, WindowedFifo
@@ -22,6 +23,7 @@ AnyRouter = Annotated[
     Discriminator("kind"),
 ]
 AnySync = EveryK
+AnyPlacement = Annotated[Aggregated | Disaggregated | Conditional | LeastDelay, Discriminator("kind")]
 AnySpeculation = Annotated[Off | Fixed | CostAware, Discriminator("kind")]
 
 
@@ -34,6 +36,7 @@ class Policies:
     scheduler: AnyScheduler = field(default_factory=WindowedFifo)
     router: AnyRouter = field(default_factory=LeastLoaded)
     sync: AnySync = field(default_factory=EveryK)
+    placement: AnyPlacement = field(default_factory=Conditional)
     speculation: AnySpeculation = field(default_factory=CostAware)
 
     def fresh(self) -> Policies:
@@ -45,20 +48,26 @@ class Policies:
 
 
 __all__ = [
+    "Aggregated",
+    "AnyPlacement",
     "AnyRouter",
     "AnyScheduler",
     "AnySpeculation",
     "AnySync",
     "CacheAware",
-    "Dynamo",
+    "Conditional",
     "CostAware",
+    "Disaggregated",
+    "Dynamo",
     "EveryK",
     "Fffo",
     "Fixed",
     "Greedy",
+    "LeastDelay",
     "LeastLoaded",
     "Llmd",
     "Off",
+    "Placement",
     "Policies",
     "PrefixAffinity",
     "Random",

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from instance_driver import Job, Plain, cases
 
+from forge.policies.placement import Aggregated, Conditional, Disaggregated, LeastDelay, Placement, PlacementView
 from forge.policies.sync import SyncMode
 from forge.types import ForgeError
 from sim.alarm import HAPPEN, Alarm
@@ -53,7 +54,7 @@ class Run:
         seats: int = 8,
         budget: int = 60,
         width: int = WIDTH,
-        local_below: int = 0,
+        placement: Placement | None = None,
         jump: bool = True,
     ) -> None:
         self.env: Any = simpy.Environment()
@@ -69,7 +70,7 @@ class Run:
             front=2,
             links=self.links,
             wire=Wire(block=block, token_bytes=BYTES),
-            local_below=local_below,
+            placement=placement or Disaggregated(),
         )
         self.requests = [Request(i, job.prompt, job.output, job.path, keep=job.keep) for i, job in enumerate(jobs)]
         self.down: set[int] = set()
@@ -134,6 +135,7 @@ class Run:
         """Nobody holds anything any more."""
         assert not self.cluster._flights
         assert not any(self.cluster._in_flight)
+        assert not any(self.cluster._to_compute)
         for source in self.cluster._sources.values():
             assert (source._blocks, source.tokens) == (0, 0)
         for instance in self.all:
@@ -147,13 +149,16 @@ def prepared(case: Any) -> dict[str, Any]:
 
 both = st.sampled_from([BACK, AHEAD])
 widths = st.sampled_from([WIDTH // 30, WIDTH, WIDTH * 1000])
+placements = st.sampled_from([Disaggregated(), Conditional(local_below=20), LeastDelay(token_s=2e-14), Aggregated()])
 crashes = st.lists(st.tuples(st.integers(0, 150_000), st.integers(0, 2), st.integers(1, 60_000)), max_size=3)
 
 
-@given(cases(disturbed=False), both, widths, st.sampled_from([0, 20]))
+@given(cases(disturbed=False), both, widths, placements)
 @settings(max_examples=120, deadline=None)
-def test_undisturbed_every_request_ends_after_its_kv_has_come(case: Any, roles: Any, width: int, below: int) -> None:
-    run = Run(case.jobs, roles, width=width, local_below=below, **prepared(case))
+def test_undisturbed_every_request_ends_after_its_kv_has_come(
+    case: Any, roles: Any, width: int, placement: Placement
+) -> None:
+    run = Run(case.jobs, roles, width=width, placement=placement, **prepared(case))
     told = run.run()
     assert sorted(told.end) == list(range(len(case.jobs)))
     for i, job in enumerate(case.jobs):
@@ -161,17 +166,17 @@ def test_undisturbed_every_request_ends_after_its_kv_has_come(case: Any, roles: 
         assert sampled == job.output
         assert job.arrival < told.first[i] <= end
         assert end - told.first[i] >= (job.output - 1) * 1010
-        if not job.path and not below and job.output > 1:
+        if not job.path and isinstance(placement, Disaggregated) and job.output > 1:
             assert end - told.first[i] >= job.prompt * BYTES * FS // width + (job.output - 1) * 1010
     run.assert_empty()
 
 
-@given(cases(), both, widths, st.sampled_from([0, 20]), crashes)
+@given(cases(), both, widths, placements, crashes)
 @settings(max_examples=200, deadline=None)
 def test_whatever_breaks_every_request_is_over_once(
-    case: Any, roles: Any, width: int, below: int, crashes: Any
+    case: Any, roles: Any, width: int, placement: Placement, crashes: Any
 ) -> None:
-    run = Run(case.jobs, roles, width=width, local_below=below, **prepared(case))
+    run = Run(case.jobs, roles, width=width, placement=placement, **prepared(case))
     for when, i, back in crashes:
         run.at(when, lambda i=i, back=back: run.crash(i, back))
     for version, (when, _, mode) in enumerate(case.loads):
@@ -187,7 +192,7 @@ def test_whatever_breaks_every_request_is_over_once(
 @settings(max_examples=60, deadline=None)
 def test_jumps_are_steps_and_a_run_is_its_input(case: Any, roles: Any, crashes: Any) -> None:
     def told(jump: bool) -> Told:
-        run = Run(case.jobs, roles, local_below=10, jump=jump, **prepared(case))
+        run = Run(case.jobs, roles, placement=Conditional(local_below=10), jump=jump, **prepared(case))
         for when, i, back in crashes:
             run.at(when, lambda i=i, back=back: run.crash(i, back))
         return run.run()
@@ -215,13 +220,43 @@ def test_only_what_the_decode_instance_lacks_crosses() -> None:
 
 
 def test_short_of_the_bound_a_prompt_stays() -> None:
-    near = Run((Job(0, 100, 5),), BACK, local_below=101, budget=200)
-    far = Run((Job(0, 100, 5),), BACK, local_below=100, budget=200)
+    near = Run((Job(0, 100, 5),), BACK, placement=Conditional(local_below=101), budget=200)
+    far = Run((Job(0, 100, 5),), BACK, placement=Conditional(local_below=100), budget=200)
     assert near.run().end[0][0] < far.run().end[0][0]
     assert (near.links.moved, far.links.moved) == (0, 100 * BYTES)
-    ahead = Run((Job(0, 100, 5),), AHEAD, local_below=101, budget=200)
+    ahead = Run((Job(0, 100, 5),), AHEAD, placement=Conditional(local_below=101), budget=200)
     assert ahead.run().at == {0: 2}
     assert ahead.links.moved == 0
+
+
+def test_least_delay_spares_those_who_decode_and_waits_for_nobody() -> None:
+    """Alone a prompt stays, as its KV need not cross; beside those who decode it goes; not behind a long queue."""
+    policy = LeastDelay(token_s=1e-3, transfer_token_s=1e-4)
+    view = PlacementView(
+        prompt_tokens=100, missing_here=100, waiting_here=0, decoding=0, missing_there=100, waiting_there=0
+    )
+    assert not policy.apart(view)
+    assert policy.apart(replace(view, decoding=1))
+    assert policy.apart(replace(view, waiting_here=11))
+    assert not policy.apart(replace(view, decoding=1, waiting_there=90))
+    assert not policy.apart(replace(view, decoding=1, missing_here=10))
+
+
+def test_what_waits_here_is_seen_until_its_first_token() -> None:
+    seen: list[int] = []
+
+    class Watch(Aggregated):
+        def apart(self, view: PlacementView) -> bool:
+            seen.append(view.waiting_here)
+            return super().apart(view)
+
+    first = 5 + Plain().mixed(0, 0, [(100, 0)])
+    jobs = (Job(5, 100, 5), Job(6, 1, 1), Job(first - 1, 50, 1), Job(first + 1, 1, 1), Job(first + 2, 7, 1))
+    run = Run(jobs, ("decode", "prefill"), placement=Watch(), budget=200)
+    run.arrive = lambda i: run.cluster.add(0, run.requests[i])  # type: ignore[method-assign]
+    run.run()
+    run.assert_empty()
+    assert seen == [0, 100, 101, 51, 52]
 
 
 def test_without_a_prefill_instance_prompts_stay() -> None:

@@ -22,7 +22,7 @@ from sim.serve import Loop, Row, Serving
 from sim.tiers import Tiers
 from sim.world import Run, simulate
 
-PREFILL = {"instances": 2, "tp": 2, "local_below": 256}
+PREFILL = {"instances": 2, "tp": 2}
 TIERS = {"l2_gib": 4.0, "l3_gib": 16.0}
 SPECULATION = {"acceptance": [0.886, 0.77, 0.663], "drift": 0.05}
 ALL: dict[str, Any] = {"tiers": TIERS, "speculation": SPECULATION}
@@ -127,8 +127,8 @@ def test_more_bandwidth_and_more_host_memory_never_hurt_here() -> None:
         rows, _ = served(scenario)
         return fmean(row.ttft_s for row in rows), fmean(row.ended - row.first for row in rows)
 
-    narrow = ttft_and_end(deployed(PREFILL | {"bandwidth": 2e8, "local_below": 0}))
-    wide = ttft_and_end(deployed(PREFILL | {"bandwidth": 2e10, "local_below": 0}))
+    narrow = ttft_and_end(deployed(PREFILL | {"bandwidth": 2e8}))
+    wide = ttft_and_end(deployed(PREFILL | {"bandwidth": 2e10}))
     assert wide[1] < narrow[1]
     ttfts = [ttft_and_end(deployed(tiers={"l2_gib": size}))[0] for size in (0.0, 1.0, 16.0)]
     assert ttfts[2] <= 1.02 * ttfts[1] <= 1.04 * ttfts[0]
