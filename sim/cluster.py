@@ -18,9 +18,9 @@ A crash loses the requests that the instance computes or decodes, those whose KV
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
-from forge.policies.placement import Placement, PlacementView
+from forge.policies.placement import Placement
 from forge.policies.sync import SyncMode
 from sim.engine import Instance, Load
 from sim.fleet import Listener
@@ -29,8 +29,7 @@ from sim.front import Inner
 from sim.links import Links, Wire
 from sim.request import Request
 from sim.sessions import Path
-
-Role = Literal["prefill", "decode"]
+from sim.ways import Role, Ways
 
 
 class Cluster:
@@ -54,15 +53,12 @@ class Cluster:
         self._listener = listener
         self._all = self._inner.instances
         self.instances: Sequence[Instance] = self._all[:front]
-        self._roles = roles
         self._links = links
         self._wire = wire
-        self._placement = placement
-        self._live = [True] * len(roles)
+        self._ways = Ways(env, self._all, roles, placement, wire.block)
         self._flights: dict[Request, Flight] = {}  # by the request that was sent, in order of arrival
-        self._sources = {i: self._source(i) for i, role in enumerate(roles) if role == "prefill"}
-        self._in_flight = [0] * len(roles)  # requests that a decode instance has, or that are bound for it
-        self._to_compute = [0] * len(roles)  # tokens of prompts that a decode instance computes, until their first one
+        self._sources = self._ways.sources
+        self._sources |= {i: self._source(i) for i, role in enumerate(roles) if role == "prefill"}
         self._modes: list[SyncMode] = ["in_flight"] * len(roles)  # of the newest load
         self._loading: set[int] = set()
         self._stranded: list[Flight] = []  # no decode instance lives
@@ -70,14 +66,13 @@ class Cluster:
     # --- a front ------
 
     def add(self, i: int, request: Request) -> None:
-        source, target = self._way(i, request)
+        source, target = self._ways.way(i, request)
         if target >= 0:
             self._all[target].check(request)
         flight = self._flights[request] = Flight(request)
-        self._bind(flight, target)
+        self._ways.bind(flight, target)
         if source < 0:
-            flight.tokens = self._missing(target, request)
-            self._to_compute[target] += flight.tokens
+            self._ways.compute_here(flight)
             self._inner.add(target, request)
             return
         more = request.output > 1
@@ -86,7 +81,7 @@ class Cluster:
         )
         self._all[source].check(flight.first)
         flight.source = source
-        flight.tokens = self._missing(source, request)
+        flight.tokens = self._ways.missing(source, request)
         flight.blocks = -(-(request.prompt + 1) // self._wire.block)
         self._sources[source].put(flight)
 
@@ -107,7 +102,7 @@ class Cluster:
 
     def crash(self, i: int) -> list[Request]:
         """What is lost, in order of arrival."""
-        self._live[i] = False
+        self._ways.live[i] = False
         self._loading.discard(i)
         self._inner.crash(i)
         computes = i in self._sources
@@ -127,7 +122,7 @@ class Cluster:
 
     def up(self, i: int, version: int) -> None:
         self._inner.up(i, version)
-        self._live[i] = True
+        self._ways.live[i] = True
         stranded, self._stranded = self._stranded, []
         for flight in stranded:
             self._ship(flight)
@@ -145,7 +140,7 @@ class Cluster:
             request = flight.request
             request.sampled = 1
         else:
-            self._computed_here(self._flights[request])
+            self._ways.computed_here(self._flights[request])
         self._listener.on_first_token(instance, request)
 
     def on_end(self, instance: int, request: Request) -> None:
@@ -161,45 +156,6 @@ class Cluster:
     def on_loaded(self, instance: int, version: int) -> None:
         self._loading.discard(instance)
         self._listener.on_loaded(instance, version)
-
-    # --- where to ------
-
-    def _way(self, i: int, request: Request) -> tuple[int, int]:
-        """Who computes the prompt (-1: who decodes), and who decodes (-1: chosen when the prompt is done)."""
-        decodes = i not in self._sources
-        target = i if decodes else self._least()
-        source = self._soonest(request) if decodes else i
-        if source >= 0 and target >= 0 and not self._placement.apart(self._view(request, target, source)):
-            return -1, target
-        return (source, i) if decodes else (i, -1)
-
-    def _view(self, request: Request, target: int, source: int) -> PlacementView:
-        return PlacementView(
-            prompt_tokens=request.prompt,
-            missing_here=self._missing(target, request),
-            waiting_here=self._to_compute[target],
-            decoding=self._all[target].running,
-            missing_there=self._missing(source, request),
-            waiting_there=self._sources[source].tokens,
-        )
-
-    def _least(self) -> int:
-        """The live decode instance with the least in flight; -1 without one."""
-        live = [i for i, role in enumerate(self._roles) if role == "decode" and self._live[i]]
-        return min(live, key=lambda i: self._in_flight[i], default=-1)
-
-    def _soonest(self, request: Request) -> int:
-        """The live prefill instance with the fewest prompt tokens to compute, this request's included; -1 without."""
-        live = [i for i in self._sources if self._live[i]]
-        return min(live, key=lambda i: self._sources[i].tokens + self._missing(i, request), default=-1)
-
-    def _missing(self, i: int, request: Request) -> int:
-        """Prompt tokens that the instance would compute: the last one always."""
-        return max(1, request.prompt - self._held(i, request) * self._wire.block)
-
-    def _held(self, i: int, request: Request) -> int:
-        self._all[i].sync(self._env.now)
-        return self._all[i].cache.match(request.path)
 
     # --- the prompt ------
 
@@ -229,7 +185,7 @@ class Cluster:
     def _ship(self, flight: Flight) -> None:
         """All that the target lacks sets out."""
         if flight.target < 0:
-            self._bind(flight, self._least())
+            self._ways.bind(flight, self._ways.least())
         if flight.target < 0:
             self._stranded.append(flight)
             return
@@ -258,7 +214,7 @@ class Cluster:
 
     def _usable(self, flight: Flight) -> int:
         """Blocks of the prompt that the target holds, of the same weights."""
-        return 0 if self._is_old(flight) else self._held(flight.target, flight.request)
+        return 0 if self._is_old(flight) else self._ways.held(flight.target, flight.request)
 
     def _is_old(self, flight: Flight) -> bool:
         i = flight.target
@@ -277,23 +233,10 @@ class Cluster:
 
     # --- the end of a flight ------
 
-    def _bind(self, flight: Flight, target: int) -> None:
-        flight.target = target
-        if target >= 0:
-            self._in_flight[target] += 1
-
     def _forget(self, flight: Flight) -> None:
         del self._flights[flight.request]
         flight.phase = "gone"
-        self._computed_here(flight)
-        if flight.target >= 0:
-            self._in_flight[flight.target] -= 1
-
-    def _computed_here(self, flight: Flight) -> None:
-        """The decode instance has no more of its prompt to compute."""
-        if flight.source < 0:
-            self._to_compute[flight.target] -= flight.tokens
-            flight.tokens = 0
+        self._ways.unbind(flight)
 
     def _withdraw(self, flight: Flight) -> bool:
         """It is not decoding yet, and not to. False: its prefill ends with the iteration under way."""

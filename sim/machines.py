@@ -9,7 +9,7 @@ from typing import Any
 from forge.cost import Deployment
 from forge.scenario import Scenario
 from forge.sections_rollout import Prefill, TierSizes
-from sim.cluster import Cluster, Role
+from sim.cluster import Cluster
 from sim.deploy import Plan, deployment, plans, prefills
 from sim.engine import Instance
 from sim.fleet import Fleet, Listener
@@ -18,6 +18,7 @@ from sim.links import Links, wire
 from sim.speculation import SpeculativeTimes
 from sim.tier_store import Stores
 from sim.tiers import Roads, Tiers
+from sim.ways import Role
 
 GIB = 1 << 30
 

@@ -16,11 +16,12 @@ from forge.policies.sync import SyncMode
 from forge.types import ForgeError
 from sim.alarm import HAPPEN, Alarm
 from sim.clock import FS
-from sim.cluster import Cluster, Role
+from sim.cluster import Cluster
 from sim.engine import Instance, Load, Shape
 from sim.fleet import Fleet
 from sim.links import Links, Wire
 from sim.request import Request
+from sim.ways import Role
 
 BLOCK = 16
 BYTES = 100  # of a token
@@ -134,8 +135,8 @@ class Run:
     def assert_empty(self) -> None:
         """Nobody holds anything any more."""
         assert not self.cluster._flights
-        assert not any(self.cluster._in_flight)
-        assert not any(self.cluster._to_compute)
+        assert not any(self.cluster._ways.bound)
+        assert not any(self.cluster._ways.to_compute)
         for source in self.cluster._sources.values():
             assert (source._blocks, source.tokens) == (0, 0)
         for instance in self.all:
