@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from forge import trace as ev
 from forge.draws import draw
 from forge.instances import Path
-from forge.policies import Policies
+from forge.policies import Parking, Policies
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
 from forge.types import DeathReason, ForgeError
@@ -29,7 +29,7 @@ _LOOK_AT = {
     DeathReason.TIMEOUT: "raise queue.item_timeout_s, or lower queue.concurrency or the domains' tool waits",
     DeathReason.AGENT_CRASH: "see the agents' errors in the pool or the log, or sim.domains.*.death_rate",
     DeathReason.ENVIRONMENT: "see the domains' tools and their errors",
-    DeathReason.STALE: "see what the policy calls stale",
+    DeathReason.STALE: "raise policy.scheduler.park_reach, or park fewer or later",
     DeathReason.TOO_FEW_SURVIVORS: "see why members die, or raise queue.group",
 }
 
@@ -190,16 +190,38 @@ class Control:
         return chosen, held
 
     def take(self, now: float) -> list[int]:
-        """Take whatever the scheduler picks, until it waits or the forming batch is full."""
+        """Take whatever the scheduler picks, until it waits or the forming batch is full; where it waits and the head
+        could be parked, ask for that too. Also ends where `queue.stale()` items must die first: the world ends their
+        agents, accounts their deaths, and calls again.
+        """
         taken: list[int] = []
         queue = self.queue
-        while queue.finished_order and len(queue.forming) < queue.shape.batch:
-            position = self._ask(now, "scheduler", "pick", {})
-            if position is None:
+        while len(queue.forming) < queue.shape.batch and not queue.stale():
+            position = self._ask(now, "scheduler", "pick", {}) if queue.finished_order else None
+            if position is not None:
+                self.account(ev.Taken(t=now, position=position, lag_items=queue.lag_if_taken(position)))
+                taken.append(position)
+            elif not self._park(now):
                 break
-            self.account(ev.Taken(t=now, position=position, lag_items=queue.lag_if_taken(position)))
-            taken.append(position)
         return taken
+
+    def park_due(self, position: int) -> float | None:
+        """From when on the scheduler is asked whether to park this waiting item while it is the head: a world calls
+        `take` then, as nothing else may happen. None: never."""
+        scheduler = self.policies.scheduler
+        if not self.queue.shape.park_items or not isinstance(scheduler, Parking):
+            return None
+        return self.views.items[position].submitted_s + scheduler.park_after_s
+
+    def _park(self, now: float) -> bool:
+        """Whether the head was parked."""
+        if not self.queue.may_park():
+            return False
+        due = self.park_due(self.queue.head)
+        position = None if due is None or now < due else self._ask(now, "scheduler", "park", {})
+        if position is not None:
+            self.account(ev.Parked(t=now, position=position))
+        return position is not None
 
     def start_step(self, now: float, *, ending: bool) -> list[int]:
         """The batch to train on now, or []. `ending`: nothing more will be submitted, so what remains once all under

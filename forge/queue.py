@@ -26,15 +26,20 @@ def window_size(fraction: float, n: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueShape:
-    """The queue's four numbers, all counted in items. `window` None is fffo: no window and no head rule.
+    """The queue's numbers, all counted in items. `window` None is fffo: no window and no head rule.
 
-    Raises ForgeError where the numbers would deadlock (k*P > N) or make no sense.
+    The straggler escape: `park_items` (E) running heads may be parked at a time, and one dies stale once the head is
+    more than `park_reach` (X) positions beyond it. 0 parked items: off.
+
+    Raises ForgeError where the numbers would deadlock (k*P > N - E) or make no sense.
     """
 
     n: int
     batch: int
     window: int | None
     publish_every: int = 1
+    park_items: int = 0
+    park_reach: int = 0
 
     def __post_init__(self) -> None:
         for key, value in (("n", self.n), ("batch", self.batch), ("publish_every", self.publish_every)):
@@ -42,16 +47,33 @@ class QueueShape:
                 raise ForgeError(f"queue.{key} = {value}: must be at least 1")
         if self.window is not None and not 1 <= self.window <= self.n:
             raise ForgeError(f"window = {self.window}: must lie in [1, queue.n = {self.n}]")
-        if self.publish_every * self.batch > self.n:
+        if self.park_items:
+            self._check_escape()
+        if self.publish_every * self.batch > self.n - self.park_items:
+            parked = f" - policy.scheduler.park_items = {self.park_items}" if self.park_items else ""
             raise ForgeError(
                 f"queue would deadlock: publish every {self.publish_every} steps x queue.batch = {self.batch} items "
-                f"= {self.publish_every * self.batch} > queue.n = {self.n}; raise queue.n or lower the other two"
+                f"= {self.publish_every * self.batch} > queue.n = {self.n}{parked}; raise queue.n or lower the others"
             )
+
+    def _check_escape(self) -> None:
+        if self.window is None:
+            raise ForgeError(f"park_items = {self.park_items}: without a window no head holds anything up")
+        if self.park_items < 0:
+            raise ForgeError(f"park_items = {self.park_items}: must be at least 0")
+        if self.park_reach < 1:
+            raise ForgeError(f"park_reach = {self.park_reach}: must be at least 1 where park_items is not 0")
+
+    @property
+    def ordinary_lag_bound(self) -> int | None:
+        """N + W - 2, the largest possible lag of an item never parked (DESIGN section 2); None without a window."""
+        return None if self.window is None else self.n + self.window - 2
 
     @property
     def lag_items_bound(self) -> int | None:
-        """N + W - 2, the largest possible lag of an item (DESIGN section 2, Laws); None without a window."""
-        return None if self.window is None else self.n + self.window - 2
+        """The largest possible lag of any item: X more than an ordinary one's where items may be parked."""
+        bound = self.ordinary_lag_bound
+        return bound + self.park_reach if bound is not None and self.park_items else bound
 
     @property
     def lag_steps_bound(self) -> int | None:
@@ -65,7 +87,7 @@ class ItemQueue:
     def __init__(self, shape: QueueShape) -> None:
         self.shape = shape
         self.states: list[ItemState] = []
-        self.head = 0  # lowest position neither taken nor dead
+        self.head = 0  # lowest position neither taken nor dead nor parked
         self.taken = 0  # items ever taken, rolled-back ones not counted
         self.dead = 0
         self.published = 0
@@ -73,6 +95,7 @@ class ItemQueue:
         self.forming: list[int] = []  # taken, waiting for the batch to fill
         self.training: list[int] = []  # taken, in the trainer
         self.finished_order: list[int] = []  # finished and not yet taken, in finishing order
+        self.parked: set[int] = set()  # those of the waiting and taken ones that were parked
         self._served: list[int] = []  # per position: items in the weights served when it was submitted
 
     def __len__(self) -> int:
@@ -108,13 +131,40 @@ class ItemQueue:
             self.finished_order.remove(position)
         self.states[position] = ItemState.DEAD
         self.dead += 1
+        self.parked.discard(position)
         self._move_head()
+
+    # --- the straggler escape ------
+
+    def may_park(self) -> bool:
+        """Whether the head could step aside: it runs, and fewer than E parked items wait."""
+        limit = self.shape.park_items
+        if not limit or self.head == len(self.states) or self.states[self.head] is not ItemState.RUNNING:
+            return False
+        return sum(self.states[p] in WAITING for p in self.parked) < limit
+
+    def park(self, position: int) -> None:
+        """The running head steps aside: it keeps its slot, may be taken whenever it finishes, and holds nobody up."""
+        self._expect(position, ItemState.RUNNING)
+        if position != self.head or not self.may_park():
+            raise QueueError(
+                f"position {position} cannot be parked at head {self.head}, with {len(self.parked)} parked"
+            )
+        self.parked.add(position)
+        self._move_head()
+
+    def stale(self) -> list[int]:
+        """Parked items that the head left more than X positions behind: they must die before anything else happens."""
+        last = self.head - self.shape.park_reach
+        return sorted(p for p in self.parked if p < last and self.states[p] in WAITING)
 
     # --- the training side ------
 
     def is_visible(self, position: int) -> bool:
-        """Inside [head, head + W - 1]; without a window everything is visible."""
+        """Inside [head, head + W - 1], or parked and not stale; without a window everything is visible."""
         window = self.shape.window
+        if position in self.parked:
+            return self.head - position <= self.shape.park_reach
         return window is None or self.head <= position < self.head + window
 
     def lag_if_taken(self, position: int) -> int:
@@ -153,6 +203,7 @@ class ItemQueue:
         for position in done:
             self.states[position] = ItemState.COMMITTED
         self.committed.extend(done)
+        self.parked.difference_update(done)
         return done
 
     def publish(self, count: int) -> None:
@@ -164,21 +215,26 @@ class ItemQueue:
         self.published = count
 
     def roll_back(self) -> list[int]:
-        """On resume: items taken but not committed return to their positions as finished, in taken order."""
+        """On resume: items taken but not committed return to their positions as finished, in taken order.
+
+        The head returns to the first of them. What was parked beyond it is ordinary again: nothing that the rollback
+        leaves taken had passed it.
+        """
         lost = self.training + self.forming
         self.training, self.forming = [], []
         for position in lost:
             self.states[position] = ItemState.FINISHED
         self.finished_order.extend(lost)
         self.taken -= len(lost)
-        self.head = min([self.head, *lost])
+        self.head = min([self.head, *(p for p in lost if p not in self.parked)])
+        self.parked = {p for p in self.parked if p < self.head}
         return lost
 
     # --- reading ------
 
     def waiting(self) -> list[int]:
-        """Positions running or finished, from the head on."""
-        return [p for p in range(self.head, len(self.states)) if self.states[p] in WAITING]
+        """Positions running or finished, ascending: parked ones, then from the head on."""
+        return [p for p in (*sorted(self.parked), *range(self.head, len(self.states))) if self.states[p] in WAITING]
 
     def counts(self) -> dict[ItemState, int]:
         return {state: self.states.count(state) for state in ItemState}
@@ -202,6 +258,7 @@ class ItemQueue:
             "finished_order": list(self.finished_order),
             "forming": list(self.forming),
             "training": list(self.training),
+            "parked": sorted(self.parked),
         }
 
     @classmethod
@@ -215,6 +272,7 @@ class ItemQueue:
         queue.finished_order = _ints(data["finished_order"])
         queue.forming = _ints(data["forming"])
         queue.training = _ints(data["training"])
+        queue.parked = set(_ints(data.get("parked", ())))  # absent in traces from before the escape
         queue.dead = queue.states.count(ItemState.DEAD)
         queue.taken = len(queue.committed) + len(queue.forming) + len(queue.training)
         queue._move_head()
@@ -235,6 +293,9 @@ class ItemQueue:
         for state, positions in want.items():
             if {p for p, s in enumerate(states) if s is state} != positions:
                 raise QueueError(f"contradictory queue: {state} items")
+        unparked = [p for p in self.parked if not (p < self.head and states[p] in (*WAITING, ItemState.TAKEN))]
+        if unparked:
+            raise QueueError(f"contradictory queue: parked items {unparked[:8]}")
 
     def _expect(self, position: int, *states: ItemState) -> None:
         if not 0 <= position < len(self.states):
@@ -243,7 +304,7 @@ class ItemQueue:
             raise QueueError(f"position {position} is {self.states[position]}, not {' or '.join(states)}")
 
     def _move_head(self) -> None:
-        while self.head < len(self.states) and self.states[self.head] not in WAITING:
+        while self.head < len(self.states) and (self.states[self.head] not in WAITING or self.head in self.parked):
             self.head += 1
 
 

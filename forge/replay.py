@@ -114,6 +114,7 @@ class _PolicyReplay:
         event = events[at]
         match event:
             case ev.RunStarted():
+                _same("schema, and with it what views hold", event.schema, ev.SCHEMA)
                 _same("seed", event.seed, self._scenario.seed)
             case ev.Resumed():
                 self._begin_life(event.life)

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from forge.faults import explain
-from forge.policies import Fixed, Policies
+from forge.policies import Fixed, Parking, Policies
 from forge.queue import QueueShape
 from forge.sections import DomainMix, Efficiency, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
 from forge.sections_sim import Sim
@@ -75,9 +75,12 @@ class Scenario(Section):
             raise ForgeError(f"queue.lag_budget = {budget}: {kind} has no window, so no bound; leave the budget out")
         if bound > budget:
             raise ForgeError(
-                f"queue.lag_budget = {budget}: N + W - 2 = {bound} items of lag are possible; lower queue.n or the "
-                f"scheduler's window, or let `forge tune` choose them"
+                f"queue.lag_budget = {budget}: N + W - 2{self._reach()} = {bound} items of lag are possible; lower "
+                f"queue.n or the scheduler's window, or let `forge tune` choose them"
             )
+
+    def _reach(self) -> str:
+        return " + park_reach" if self.shape().park_items else ""
 
     def warnings(self) -> list[str]:
         """What may be meant, but is more likely a slip: one line each."""
@@ -96,11 +99,15 @@ class Scenario(Section):
 
     def shape(self) -> QueueShape:
         """The queue's numbers under this scenario's policies. Raises ForgeError outside the validity condition."""
+        scheduler = self.policy.scheduler
+        escape = scheduler if isinstance(scheduler, Parking) else None
         return QueueShape(
             n=self.queue.n,
             batch=self.queue.batch,
-            window=self.policy.scheduler.window(self.queue.n),
+            window=scheduler.window(self.queue.n),
             publish_every=self.policy.sync.publish_every,
+            park_items=escape.park_items if escape else 0,
+            park_reach=escape.park_reach if escape else 0,
         )
 
 

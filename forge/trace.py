@@ -14,7 +14,9 @@ from typing import IO, Any, ClassVar
 
 from forge.types import ForgeError
 
-SCHEMA = 1
+SCHEMA = 2
+#: schemas that `read` takes; policies' views of a trace of schema 1 had fewer fields, so it cannot be replayed
+READABLE = (1, SCHEMA)
 
 
 class TraceError(ForgeError):
@@ -115,6 +117,14 @@ class Taken(Event):
     e: ClassVar[str] = "taken"
     position: int
     lag_items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked(Event):
+    """The running head stepped aside (straggler escape): the head is the next waiting item from now on."""
+
+    e: ClassVar[str] = "parked"
+    position: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +323,7 @@ def read(path: Path) -> Iterator[Event]:
                 event = decode(line)
             except TraceError as error:
                 raise TraceError(f"{path}:{number}: {error}") from None
-            if number == 1 and not (isinstance(event, RunStarted) and event.schema == SCHEMA):
+            if number == 1 and not (isinstance(event, RunStarted) and event.schema in READABLE):
                 found = f"schema {event.schema}" if isinstance(event, RunStarted) else f"{event.e!r} first"
                 raise TraceError(f"{path}:1: a trace of schema {SCHEMA} begins with run_started; here is {found}")
             yield event

@@ -32,8 +32,12 @@ class ItemView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueView:
-    """For the train scheduler. `waiting` is in position order, and `finished` are those of them that may be taken;
-    `head` is the lowest of all. Both as they are now: they go on changing, so a scheduler reads them and keeps none.
+    """For the train scheduler. `waiting` is in position order, and `finished` are those of them that have ended;
+    `head` is the lowest of all but the `parked` first ones. Both as they are now: they go on changing, so a scheduler
+    reads them and keeps none.
+
+    `submitted` counts positions given out, `training` items in the trainer, and `admits` says whether the queue would
+    take another submission now.
     """
 
     now: float
@@ -42,6 +46,10 @@ class QueueView:
     batch: int
     head: int
     forming: int
+    training: int
+    submitted: int
+    admits: bool
+    parked: int
     waiting: Collection[ItemView]
     finished: Sequence[ItemView]
 
@@ -63,6 +71,7 @@ class _Item:
     domain: str
     submitted_s: float
     finished_s: float | None = None
+    tokens: int = 0  # sampled; known once it finished in this life
 
 
 @dataclass(slots=True)
@@ -109,6 +118,10 @@ class Views:
             batch=self.shape.batch,
             head=queue.head,
             forming=len(queue.forming),
+            training=len(queue.training),
+            submitted=len(queue),
+            admits=queue.may_submit(),
+            parked=sum(p in self._waiting for p in queue.parked),
             waiting=self._waiting.values(),
             finished=self._finished,
         )
@@ -149,7 +162,8 @@ class Views:
                 self._see(position)
             case ev.Finished():
                 self.queue.finish(event.position)
-                self.items[event.position].finished_s = event.t
+                item = self.items[event.position]
+                item.finished_s, item.tokens = event.t, event.tokens
                 self._see(event.position)
             case ev.Dead():
                 self.queue.die(event.position)
@@ -158,6 +172,8 @@ class Views:
             case ev.Taken():
                 self.queue.take(event.position)
                 self._leave(event.position)
+            case ev.Parked():
+                self.queue.park(event.position)
             case ev.StepStarted():
                 self.queue.start_step(partial=event.partial)
             case ev.Committed():

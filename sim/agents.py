@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,7 @@ class Item:
 
 
 class Agents:
-    """`on_end` is called when an item has ended, finished or dead."""
+    """`on_change` is called when an item has ended, finished or dead, and when one at the head may be parked."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class Agents:
         rollout: Rollout,
         scenario: Scenario,
         work: Work,
-        on_end: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._env = env
         self._later = Later(env, 4 * FS)
@@ -65,7 +66,9 @@ class Agents:
         self._core = Core(env, sim.request_cpu_s, sim.request_latency_s) if works else None
         self._timeout = to_fs(scenario.queue.item_timeout_s)
         self._merged = scenario.train.merge == "tree"
-        self._on_end = on_end
+        self._on_change = on_change
+        self._parks = scenario.shape().park_items > 0
+        self._running: dict[int, Item] = {}  # by position, where items may be parked
         self.train_tokens: dict[int, int] = {}  # of finished items, until the trainer takes them
 
     def submit(self) -> None:
@@ -81,6 +84,20 @@ class Agents:
             for number in member.frontier.first():
                 self._wait(member, number, member.work.steps[number].delay_s)
         self._later.add(self._env.now + self._timeout, self._timed_out, item)
+        if self._parks:
+            self._running[position] = item
+            self._when_parked(item)
+
+    def _when_parked(self, item: Item) -> None:
+        """Rings at the first instant at which the scheduler would be asked to park it."""
+        due = self._control.park_due(item.position)
+        if due is not None:
+            self._later.add(to_fs(math.nextafter(due, math.inf)), self._may_park, item)
+
+    def _may_park(self, alarm: Alarm) -> None:
+        item: Item = alarm.about
+        if not item.ended and self._control.queue.head == item.position:
+            self._on_change()
 
     def _now(self) -> float:
         return to_s(self._env.now)
@@ -170,13 +187,32 @@ class Agents:
         item: Item = alarm.about
         if item.ended:
             return
+        self._stop_members(item, DeathReason.TIMEOUT)
+        self._end(item)
+
+    def _stop_members(self, item: Item, reason: DeathReason) -> None:
         item.ended = True
         for member in item.members:
             if not member.done:
-                self._account_member(member, DeathReason.TIMEOUT)
+                self._account_member(member, reason)
                 for call in list(member.calls.values()):
                     self._rollout.cancel(call)
-        self._end(item)
+
+    def kill_stale(self, position: int) -> None:
+        """A parked item that the head left behind: its members are stopped; a finished one is dropped."""
+        item = self._running.pop(position, None)
+        if item is None:
+            del self.train_tokens[position]
+            tokens = self._control.views.items[position].tokens
+        else:
+            self._stop_members(item, DeathReason.STALE)
+            tokens = sum(m.tokens for m in item.members)
+            self._forget(item)
+        self._control.die(self._now(), position, DeathReason.STALE, tokens=tokens)
+
+    def _forget(self, item: Item) -> None:
+        item.members.clear()  # its timer holds the item for as long as it would have run
+        item.survivors.clear()
 
     def _end(self, item: Item) -> None:
         item.ended = True
@@ -188,9 +224,9 @@ class Agents:
             rewards=[one.reward for one in item.survivors],
             reason=commonest([m.death for m in item.members if m.death is not None]),
         )
-        item.members.clear()  # its timer holds the item for as long as it would have run
-        item.survivors.clear()
-        self._on_end()
+        self._running.pop(item.position, None)
+        self._forget(item)
+        self._on_change()
 
     def _account_member(self, member: Member, reason: DeathReason | None) -> None:
         member.done, member.death = True, reason

@@ -106,7 +106,7 @@ class World:
         """Take, train, submit, and see whether the run is over."""
         self._stopping = self._stopping or self._reached_stop()
         while True:
-            self._control.take(self._now())
+            self._take()
             batch = self._control.start_step(self._now(), ending=self._stopping)
             if not batch:
                 break
@@ -118,6 +118,15 @@ class World:
             self._finish()
         elif self._stuck():
             raise SimError(f"standstill at {self._now()} s: {self._control.queue.open_items} items are open")
+
+    def _take(self) -> None:
+        """Take what the scheduler wants; what it left behind dies."""
+        control = self._control
+        control.take(self._now())
+        while stale := control.queue.stale():
+            for position in stale:
+                self._agents.kill_stale(position)
+            control.take(self._now())
 
     def _may_submit(self) -> bool:
         queue = self._control.queue

@@ -227,6 +227,56 @@ def test_lag_above_the_bound_is_named() -> None:
     assert any("item 3 has lag 3 steps, above the bound 1" in line for line in laws.violations)
 
 
+def parked(laws: LawCheck, *positions: int) -> list[str]:
+    for position in positions:
+        laws.apply(ev.Parked(t=2.0, position=position))
+    return laws.violations
+
+
+def six_running() -> LawCheck:
+    laws = LawCheck(QueueShape(n=6, batch=2, window=2, park_items=2, park_reach=2), concurrency=6, instances=1)
+    for position in range(6):
+        laws.apply(submitted(0.0, position, "agent", 1.0))
+    return laws
+
+
+def test_the_escapes_laws_are_checked_without_the_queue() -> None:
+    assert "parked 1, which is not the head 0" in parked(six_running(), 1)[0]
+    assert "parked 2 beside 2 others, at most 2 may be" in parked(six_running(), 0, 1, 2)[0]
+    laws = six_running()
+    assert parked(laws, 0) == []
+    laws.apply(ev.Dead(t=3.0, position=0, reason="stale", tokens=0))
+    assert "item 0 died stale, 1 behind the head" in laws.violations[0]
+    laws = six_running()
+    laws.apply(ev.Finished(t=1.0, position=0, tokens=1, reward=0.0))
+    assert "parked 0, which is finished" in parked(laws, 0)[0]
+
+
+def test_an_item_left_too_far_behind_must_die_before_anything_else_happens() -> None:
+    laws = six_running()
+    assert parked(laws, 0) == []
+    for position in (1, 2):
+        laws.apply(ev.Finished(t=2.0, position=position, tokens=1, reward=0.0))
+        laws.apply(ev.Taken(t=2.0, position=position, lag_items=position - 1))
+    assert laws.violations == []
+    laws.apply(ev.StepStarted(t=2.0, step=1, positions=(1, 2)))
+    assert laws.violations == ["t=2.000: started step 1 while [0] should have died stale"]
+    laws.apply(ev.Dead(t=2.0, position=0, reason="stale", tokens=0))
+    assert len(laws.violations) == 1
+
+
+def test_a_parked_item_may_lag_by_its_reach_and_no_more() -> None:
+    for reach, broken in ((3, False), (1, True)):
+        laws = LawCheck(QueueShape(n=3, batch=1, window=1, park_items=1, park_reach=reach), concurrency=9, instances=1)
+        for position in range(5):
+            laws.apply(submitted(0.0, position, "agent", 1.0))
+        laws.apply(ev.Parked(t=1.0, position=0))
+        for lag, position in enumerate((1, 2, 3, 4, 0)):
+            laws.apply(ev.Finished(t=1.0, position=position, tokens=1, reward=0.0))
+            laws.apply(ev.Taken(t=1.0, position=position, lag_items=lag))
+        assert any("item 0 has lag 4 items, above the bound 3" in line for line in laws.violations) is broken
+
+
 # --- several lives ------
 
 

@@ -16,10 +16,11 @@ from forge.types import ForgeError, ItemState
 WAITING = (ItemState.RUNNING, ItemState.FINISHED)
 
 
-def shape_outside(n: int, batch: int, window: int | None, publish_every: int) -> QueueShape:
+def shape_outside(n: int, batch: int, window: int | None, publish_every: int, park: tuple[int, int]) -> QueueShape:
     """A shape that the validity condition refuses, made behind its back."""
     shape = object.__new__(QueueShape)
-    for key, value in (("n", n), ("batch", batch), ("window", window), ("publish_every", publish_every)):
+    numbers = {"n": n, "batch": batch, "window": window, "publish_every": publish_every}
+    for key, value in {**numbers, "park_items": park[0], "park_reach": park[1]}.items():
         object.__setattr__(shape, key, value)
     return shape
 
@@ -35,7 +36,11 @@ class AnyDriver(RuleBasedStateMachine):
         batch = data.draw(st.integers(1, n))
         window = data.draw(st.none() | st.integers(1, n))
         k = data.draw(st.integers(1, n // batch))
-        self.shape = QueueShape(n=n, batch=batch, window=window, publish_every=k)
+        most = n - k * batch if window is not None else 0
+        park, reach = data.draw(st.integers(0, most)), data.draw(st.integers(1, n + 2))
+        self.shape = QueueShape(
+            n=n, batch=batch, window=window, publish_every=k, park_items=park, park_reach=reach if park else 0
+        )
         self.queue = ItemQueue(self.shape)
         self.state: list[str] = []
         self.served: list[tuple[int, int]] = []  # items and steps in the weights at submission
@@ -44,21 +49,63 @@ class AnyDriver(RuleBasedStateMachine):
         self.steps_published = 0
         self.published = 0
         self.passed_by: dict[int, set[int]] = {}
+        self.parked: set[int] = set()
 
     # books
 
     @property
     def head(self) -> int:
-        return next((p for p, s in enumerate(self.state) if s in ("running", "finished")), len(self.state))
+        waiting = (p for p in self.of("running", "finished") if p not in self.parked)
+        return next(waiting, len(self.state))
+
+    @property
+    def stale(self) -> list[int]:
+        """Parked and waiting, more than X behind the head. No other move may come before their deaths."""
+        waiting = self.of("running", "finished")
+        return [p for p in waiting if p in self.parked and self.head - p > self.shape.park_reach]
 
     def of(self, *states: str) -> list[int]:
         return [p for p, s in enumerate(self.state) if s in states]
 
     def visible(self, position: int) -> bool:
         window = self.shape.window
+        if position in self.parked:
+            return self.head - position <= self.shape.park_reach
         return window is None or self.head <= position <= self.head + window - 1
 
     # moves
+
+    def bury_stale(self) -> None:
+        """As a driver must, after every move that may move the head."""
+        while self.stale:
+            assert self.queue.stale() == self.stale
+            for position in self.stale:
+                with pytest.raises(QueueError):
+                    self.queue.take(position)
+                self.bury(position)
+        assert self.queue.stale() == []
+
+    def bury(self, position: int) -> None:
+        self.queue.die(position)
+        self.state[position] = "dead"
+        self.parked.discard(position)
+
+    @rule(data=st.data())
+    def park(self, data: st.DataObject) -> None:
+        """The running head, while fewer than E wait parked; anything else is refused."""
+        position = data.draw(st.sampled_from([self.head, *self.of("running", "finished")]))
+        waiting = sum(self.state[p] in ("running", "finished") for p in self.parked)
+        runs = position == self.head < len(self.state) and self.state[position] == "running"
+        assert self.queue.may_park() == (self.head in self.of("running") and waiting < self.shape.park_items)
+        if not runs or waiting >= self.shape.park_items:
+            before = self.queue.to_dict()
+            with pytest.raises(QueueError):
+                self.queue.park(position)
+            assert self.queue.to_dict() == before
+            return
+        self.queue.park(position)
+        self.parked.add(position)
+        self.bury_stale()
 
     @rule(tries=st.integers(1, 4))
     def submit(self, tries: int) -> None:
@@ -87,10 +134,10 @@ class AnyDriver(RuleBasedStateMachine):
     def die(self, data: st.DataObject) -> None:
         position = data.draw(st.sampled_from(self.of("running", "finished")))
         full = not self.queue.may_submit() and len(self.state) < self.head + self.shape.n
-        self.queue.die(position)
-        self.state[position] = "dead"
+        self.bury(position)
         if full:
             assert self.queue.may_submit(), "a dead item frees its slot at once"
+        self.bury_stale()
 
     @precondition(lambda self: self.of("finished"))
     @rule(data=st.data())
@@ -104,15 +151,22 @@ class AnyDriver(RuleBasedStateMachine):
             return
         lag = self.queue.take(position)
         assert lag == len(self.taken) - self.served[position][0]
-        passed = [q for q in self.of("running", "finished") if q < position]
+        passed = [q for q in self.of("running", "finished") if q < position and q not in self.parked]
         for q in passed:
             self.passed_by.setdefault(q, set()).add(position)
         if self.shape.window is not None:
-            assert lag <= self.shape.n + self.shape.window - 2
+            assert lag <= self.lag_bound(position)
             assert len(passed) <= self.shape.window - 1, "overtakes at most W - 1"
             assert all(len(self.passed_by[q]) <= self.shape.window - 1 for q in passed), "overtaken by at most W - 1"
+            assert not (passed and position in self.parked), "a parked item is below the head"
         self.state[position] = "taken"
         self.taken.append(position)
+        self.bury_stale()
+
+    def lag_bound(self, position: int) -> int:
+        assert self.shape.window is not None
+        reach = self.shape.park_reach if position in self.parked else 0
+        return self.shape.n + self.shape.window - 2 + reach
 
     @precondition(lambda self: self.of("finished", "running"))
     @rule(data=st.data())
@@ -134,8 +188,8 @@ class AnyDriver(RuleBasedStateMachine):
         batch = self.queue.start_step()
         assert batch == self.taken[-self.shape.batch :]
         if self.shape.window is not None:
-            lags = [len(self.batches) - self.served[p][1] for p in batch]
-            assert max(lags) <= (self.shape.n + self.shape.window - 2) // self.shape.batch
+            for p in batch:
+                assert len(self.batches) - self.served[p][1] <= self.lag_bound(p) // self.shape.batch
 
     @precondition(lambda self: self.queue.training)
     @rule()
@@ -144,6 +198,7 @@ class AnyDriver(RuleBasedStateMachine):
         self.batches.append(len(done))
         for position in done:
             self.state[position] = "committed"
+        self.parked.difference_update(done)
 
     @precondition(lambda self: self.steps_published < len(self.batches))
     @rule(data=st.data())
@@ -162,6 +217,10 @@ class AnyDriver(RuleBasedStateMachine):
         for position in lost:
             self.state[position] = "finished"
             self.taken.remove(position)
+            for passed in self.passed_by.values():
+                passed.discard(position)
+        first = min((p for p in self.of("running", "finished") if p not in self.parked), default=len(self.state))
+        self.parked = {p for p in self.parked if p < first}  # beyond the head that it returns to: ordinary again
         again = ItemQueue.from_dict(self.shape, json.loads(json.dumps(self.queue.to_dict())))
         assert again.to_dict() == self.queue.to_dict()
         assert (again.head, again.taken, again.dead) == (self.queue.head, self.queue.taken, self.queue.dead)
@@ -172,6 +231,8 @@ class AnyDriver(RuleBasedStateMachine):
             return
         assert [s.value for s in self.queue.states] == self.state
         assert self.queue.head == self.head
+        assert self.queue.parked == self.parked
+        assert not self.stale
         assert self.queue.taken == len(self.taken)
         assert self.queue.running == len(self.of("running"))
         assert self.queue.waiting() == self.of("running", "finished")
@@ -190,7 +251,7 @@ TestAnyDriver.settings = settings(max_examples=60, stateful_step_count=50)
 class Searched(ItemQueue):
     """A queue the search can branch and forget the past of. `held` dead items have not freed their slots."""
 
-    rule = "design"  # or "no publication rule", "dead held"
+    rule = "design"  # or "no publication rule", "dead held", "parked for ever"
     held = 0
     steps = 0  # since publication
 
@@ -206,9 +267,19 @@ class Searched(ItemQueue):
         super().die(position)
         self.held += self.rule == "dead held"
 
+    @property
+    def aside(self) -> list[int]:
+        """Parked and not yet taken."""
+        return [p for p in sorted(self.parked) if self.states[p] in WAITING]
+
+    @property
+    def first(self) -> int:
+        """Below it no position matters any more."""
+        return min([self.head, *self.aside])
+
     def branch(self, *, with_lag: bool) -> Searched:
         """A copy without the items that no longer matter: published or dead, and below the head if that has a say."""
-        below = self.head if self.shape.window is not None else len(self.states)
+        below = self.first if self.shape.window is not None else len(self.states)
         over = [p for p in range(below) if self.states[p] in (ItemState.PUBLISHED, ItemState.DEAD)]
         gone = set(over)
         published = sum(self.states[p] is ItemState.PUBLISHED for p in over)
@@ -228,6 +299,7 @@ class Searched(ItemQueue):
                 "finished_order": sorted(renumber(self.finished_order)),
                 "forming": sorted(renumber(self.forming)),
                 "training": sorted(renumber(self.training)),
+                "parked": renumber(self.aside),
             },
         )
         assert isinstance(copy, Searched)
@@ -235,19 +307,28 @@ class Searched(ItemQueue):
         return copy
 
     def key(self) -> tuple[object, ...]:
-        waiting = [s.value if s in WAITING else "-" for s in self.states[self.head :]]
+        waiting = [s.value if s in WAITING else "-" for s in self.states[self.first :]]
         if self.shape.window is None:
             waiting = sorted(w for w in waiting if w != "-")
         served = [self.taken - self._served[p] for p in self.waiting()]
         credit = self.published + self.dead - self.held - len(self.states)
         unpublished = len(self.committed) - self.published
-        return (*waiting, credit, *served, len(self.forming), len(self.training), unpublished, self.steps)
+        behind = [self.head - p for p in self.aside]
+        trained = (len(self.forming), len(self.training), unpublished, self.steps)
+        return (*waiting, credit, *served, *trained, *behind)
 
     def moves(self) -> Iterator[tuple[str, int]]:
         """What the world or a driver may do next: rollouts end or die in any order, takes are any visible item."""
+        if stale := self.stale():
+            yield "die", stale[0]
+            return
         if self.may_submit():
             yield "submit", 0
+        if self.may_park():
+            yield "park", self.head
         for position in self.waiting():
+            if self.rule == "parked for ever" and position in self.parked:
+                continue
             yield "die", position
             if self.states[position] is ItemState.RUNNING:
                 yield "finish", position
@@ -269,6 +350,8 @@ class Searched(ItemQueue):
                 self.finish(position)
             case "die":
                 self.die(position)
+            case "park":
+                self.park(position)
             case "take":
                 return self.take(position)
             case "start":
@@ -318,7 +401,7 @@ def test_no_deadlock_under_the_validity_condition(n: int, batch: int, window: in
 
 @pytest.mark.parametrize(("n", "batch", "window", "k"), [c for c in CASES if c[3] * c[1] > c[0]])
 def test_a_deadlock_outside_it_and_the_shape_is_refused(n: int, batch: int, window: int | None, k: int) -> None:
-    _, stuck, _ = search(shape_outside(n, batch, window, k))
+    _, stuck, _ = search(shape_outside(n, batch, window, k, (0, 0)))
     assert stuck
     with pytest.raises(ForgeError, match="deadlock"):
         QueueShape(n=n, batch=batch, window=window, publish_every=k)
@@ -328,6 +411,37 @@ def test_a_deadlock_outside_it_and_the_shape_is_refused(n: int, batch: int, wind
 def test_the_lag_bound_holds_in_every_state_and_is_reached(n: int, window: int) -> None:
     shape = QueueShape(n=n, batch=1, window=window)
     assert search(shape, with_lag=True)[2] == n + window - 2 == shape.lag_items_bound
+
+
+ESCAPES = [(n, batch, window, k, e, x) for n, batch, window, k in CASES for e in (1, 2) for x in (1, n)]
+ESCAPES = [c for c in ESCAPES if c[0] <= 3 and c[2] is not None]
+
+
+@pytest.mark.parametrize(("n", "batch", "window", "k", "park", "reach"), [c for c in ESCAPES if c[1] * c[3] <= c[0]])
+def test_stragglers_that_never_end_deadlock_only_outside_the_validity_condition(
+    n: int, batch: int, window: int, k: int, park: int, reach: int
+) -> None:
+    """Parked items here neither finish nor die of themselves: only the condition keeps slots for the others. (With X
+    below N some deadlocks outside it are broken by a death; the condition does not count on that.)"""
+    numbers = {"n": n, "batch": batch, "window": window, "publish_every": k}
+    valid = k * batch <= n - park
+    shape = shape_outside(n, batch, window, k, (park, reach))
+    stuck = search(shape, "parked for ever")[1]
+    assert not stuck if valid else stuck or reach < n
+    if valid:
+        assert QueueShape(**numbers, park_items=park, park_reach=reach) == shape
+        return
+    with pytest.raises(ForgeError, match=rf"queue\.n = {n} - policy\.scheduler\.park_items = {park}; raise queue\.n"):
+        QueueShape(**numbers, park_items=park, park_reach=reach)
+
+
+@pytest.mark.parametrize(("n", "window", "reach"), [(2, 1, 1), (2, 1, 3), (2, 2, 4), (3, 1, 2), (3, 2, 3)])
+def test_the_lag_bounds_hold_in_every_state_with_parked_items(n: int, window: int, reach: int) -> None:
+    """A parked item's, N + W - 2 + X, is reached but for one: the head that is X beyond it is not taken itself. (A
+    window is no wider than the slots that are left.)"""
+    shape = QueueShape(n=n, batch=1, window=window, park_items=1, park_reach=reach)
+    largest = search(shape, with_lag=True)[2]
+    assert largest == max(n + window - 2, n + min(window, n - 1) - 3 + reach) <= (shape.lag_items_bound or 0)
 
 
 def test_freeing_dead_slots_only_on_publication_deadlocks() -> None:
@@ -426,6 +540,10 @@ def test_window_size(fraction: float, n: int, window: int) -> None:
         ({"n": 4, "batch": 1, "window": 5}, "window = 5"),
         ({"n": 4, "batch": 1, "window": 0}, "window = 0"),
         ({"n": 4, "batch": 2, "window": 1, "publish_every": 3}, "deadlock"),
+        ({"n": 4, "batch": 4, "window": 1, "park_items": 1, "park_reach": 1}, "deadlock"),
+        ({"n": 4, "batch": 2, "window": 1, "park_items": 1}, "park_reach = 0"),
+        ({"n": 4, "batch": 2, "window": 1, "park_items": -1, "park_reach": 1}, "park_items = -1"),
+        ({"n": 4, "batch": 2, "window": None, "park_items": 1, "park_reach": 1}, "without a window"),
     ],
 )
 def test_impossible_shapes_are_refused(numbers: dict[str, int], message: str) -> None:

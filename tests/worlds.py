@@ -116,11 +116,11 @@ class World:
     def _advance(self) -> None:
         """After every event: take, train, submit, as far as each goes."""
         queue = self.control.queue
-        self.control.take(self.now)
+        self._take()
         ending = self._all_submitted() and not queue.waiting()
         if batch := self.control.start_step(self.now, ending=ending):
             self._after(0.3 + 0.02 * len(batch), lambda at=self.now: self._trained(at))
-            self.control.take(self.now)
+            self._take()
         while not self._all_submitted() and queue.may_submit() and queue.running < self.scenario.queue.concurrency:
             domain = self.mix.domain(len(queue))
             position = self.control.submit(
@@ -130,11 +130,20 @@ class World:
         if self._all_submitted() and queue.open_items == 0 and queue.published < len(queue.committed):
             self._sync()
 
+    def _take(self) -> None:
+        self.control.take(self.now)
+        while stale := self.control.queue.stale():
+            for position in stale:
+                self._die(position, DeathReason.STALE)
+            self.control.take(self.now)
+
     # --- rollout ------
 
     def _start(self, position: int) -> None:
         self.open[position] = {}
         self.tokens[position] = 0
+        if (due := self.control.park_due(position)) is not None:
+            self._after(max(0.0, due - self.now) + 1e-9, lambda: None)  # `_advance` asks
         for member in range(self.scenario.queue.group):
             self._turn(position, member, 0, self.rng.choice([1, 1, 2, 3]))
         if self.rng.random() < self.death_rate:
@@ -202,11 +211,11 @@ class World:
             rewards = [r for r in self.open.pop(position).values() if r is not None]
             self.control.finish(self.now, position, tokens=self.tokens[position], rewards=rewards)
 
-    def _die(self, position: int) -> None:
-        if self.open.pop(position, None) is None:
-            return
+    def _die(self, position: int, reason: DeathReason = DeathReason.TIMEOUT) -> None:
+        if self.open.pop(position, None) is None and reason is DeathReason.TIMEOUT:
+            return  # it has ended
         self._cancel(lambda request, _: request.startswith(f"{position}."))
-        self.control.die(self.now, position, DeathReason.TIMEOUT, tokens=self.tokens[position])
+        self.control.die(self.now, position, reason, tokens=self.tokens[position])
 
     def _cancel(self, which: Callable[[str, int], bool]) -> list[Callable[[], None]]:
         gone = [r for r, (instance, _) in self.in_flight.items() if which(r, instance)]

@@ -55,3 +55,8 @@ def parse_trajectory(trajectory: str) -> tuple[int, int, int]:
 def timed_out(trajectory: str) -> Outcome:
     """For a member whose agent process does not answer any more."""
     return Outcome(trajectory=trajectory, reward=None, reason=DeathReason.TIMEOUT, detail="no answer from its agent")
+
+
+def left_behind(trajectory: str) -> Outcome:
+    """For a member of a parked item that the window has left too far behind."""
+    return Outcome(trajectory=trajectory, reward=None, reason=DeathReason.STALE, detail="parked, and left behind")

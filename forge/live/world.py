@@ -18,14 +18,14 @@ from forge.domains.registry import get_domain
 from forge.live.backend import LiveBackend, OpenTrajectory
 from forge.live.child import Child
 from forge.live.fleet import Fleet
-from forge.live.groups import Group, parse_trajectory, timed_out
+from forge.live.groups import Group, left_behind, parse_trajectory, timed_out
 from forge.live.trainer_worker import Stepped
 from forge.mix import Mix
 from forge.policies.sync import SyncMode
 from forge.pool.store import Pool
 from forge.rollout.engine import Sampling
 from forge.scenario import Scenario
-from forge.types import DeathReason, ItemState, Outcome, Trajectory
+from forge.types import Completion, DeathReason, ItemState, Outcome, Trajectory
 
 #: Grace after an item's own timeout before the world stops waiting for its agents.
 BACKSTOP_S = 10.0
@@ -74,11 +74,18 @@ class LiveWorld:
         return self.scenario.stop.reached(self.clock(), self.control.views.step, len(self.control.queue))
 
     def advance(self) -> None:
-        """After anything happened: take, train, submit, end. Safe to call at any time."""
+        """After anything happened, and now and then (`until_done`): take, train, submit, end. Safe at any time.
+
+        So a head that is due to be parked is parked within a tick.
+        """
         if not self.has_begun or self.is_over:
             return
         now, queue = self.clock(), self.control.queue
         self.control.take(now)
+        while stale := queue.stale():
+            for position in stale:
+                self._kill_stale(position, now)
+            self.control.take(now)
         positions = self.control.start_step(now, ending=self.is_ending)
         if positions:
             batch = self.pool.batch(positions)
@@ -140,16 +147,20 @@ class LiveWorld:
             # Scored without a call of the model: there is nothing of the policy's to learn from.
             detail = "never called the model"
             outcome = replace(outcome, reward=None, reason=DeathReason.AGENT_CRASH, detail=detail)
+        now = self.clock()
+        self._end_member(group, member, tuple(opened.completions), outcome, now)
+        if group.is_done:
+            self._end_group(group, now)
+
+    def _end_member(
+        self, group: Group, member: int, completions: tuple[Completion, ...], outcome: Outcome, now: float
+    ) -> None:
+        position = group.position
         trajectory = Trajectory(
-            id=outcome.trajectory,
-            position=position,
-            member=member,
-            completions=tuple(opened.completions),
-            outcome=outcome,
+            id=outcome.trajectory, position=position, member=member, completions=completions, outcome=outcome
         )
         group.ended[member] = trajectory
-        self.pool.deliver(trajectory, attempt=attempt)
-        now = self.clock()
+        self.pool.deliver(trajectory, attempt=group.attempt)
         self.control.account(
             ev.MemberDone(
                 t=now,
@@ -162,8 +173,21 @@ class LiveWorld:
                 reason=outcome.reason.value if outcome.reason else None,
             )
         )
-        if group.is_done:
-            self._end_group(group, now)
+
+    def _kill_stale(self, position: int, now: float) -> None:
+        """A parked item that the head left behind: its agents are stopped; a finished one is dropped."""
+        group = self.groups.pop(position, None)
+        if group is None:
+            tokens = self.pool.item(position).tokens or 0
+        else:
+            for member in group.missing():
+                trajectory = group.trajectory_id(member)
+                self.agents.send("cancel", trajectory)
+                opened = self.backend.close(trajectory)
+                done = tuple(opened.completions) if opened else ()
+                self._end_member(group, member, done, left_behind(trajectory), now)
+            tokens = group.tokens
+        self.control.die(now, position, DeathReason.STALE, tokens=tokens)
 
     def _end_group(self, group: Group, now: float) -> None:
         del self.groups[group.position]

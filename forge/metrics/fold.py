@@ -33,6 +33,7 @@ class ItemRecord:
     finished_s: float | None = None
     tokens: int | None = None  # sampled; of a dead item: until it died
     reward: float | None = None
+    parked_s: float | None = None  # when it stepped aside as a straggler
     taken_s: float | None = None
     lag_items: int | None = None
     step: int | None = None
@@ -40,6 +41,11 @@ class ItemRecord:
     dead_s: float | None = None
     reason: str | None = None
     version: int | None = None  # trainer step of the oldest weights that sampled a token of it
+
+    @property
+    def is_passed(self) -> bool:
+        """The head need not wait for it."""
+        return self.taken_s is not None or self.dead_s is not None or self.parked_s is not None
 
     @property
     def lag_versions(self) -> int | None:
@@ -160,10 +166,14 @@ class RunFold:
                 if item := self.items.get(event.position):
                     item.taken_s, item.lag_items = event.t, event.lag_items
                     self._move_head(event.t)
+            case ev.Parked():
+                if item := self.items.get(event.position):
+                    item.parked_s = event.t
+                    self._move_head(event.t)
 
     def _move_head(self, t: float) -> None:
         before = self._head
-        while (item := self.items.get(self._head)) and (item.taken_s is not None or item.dead_s is not None):
+        while (item := self.items.get(self._head)) and item.is_passed:
             self._head += 1
         if self._head != before:
             self.heads.append((t, self._head))
@@ -271,6 +281,7 @@ class RunFold:
         self.step, self.version = event.step, event.version
         self.steps = [s for s in self.steps if s.step <= event.step]
         states = [ItemState(s) for s in event.queue["states"]]
+        parked = event.queue.get("parked", ())
         self.items = {p: item for p, item in self.items.items() if p < len(states)}
         for position, state in enumerate(states):
             item = self.items.get(position)
@@ -280,6 +291,10 @@ class RunFold:
                 self.items[position] = item
             item.back_to(state)
             item.committed = state in USED
+            if position in parked:
+                item.parked_s = event.t if item.parked_s is None else item.parked_s
+            elif state not in USED and state is not ItemState.DEAD:
+                item.parked_s = None
             if state is ItemState.DEAD and item.dead_s is None:
                 item.dead_s = event.t
         self.items = dict(sorted(self.items.items()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from forge import trace as ev
 from forge.queue import QueueShape
+from forge.types import DeathReason
 
 KEEP = 100  # violations kept word for word; the rest are counted
 
@@ -27,7 +28,8 @@ class LawCheck:
     violations: list[str] = field(default_factory=list)
     _now: float = 0.0
     _state: list[str] = field(default_factory=list)
-    _waiting: list[int] = field(default_factory=list)  # running or finished, ascending
+    _waiting: list[int] = field(default_factory=list)  # running or finished and not parked, ascending
+    _parked: set[int] = field(default_factory=set)  # until they are committed or dead
     _ahead: int = 0  # items above the head that were taken
     _served: list[tuple[int, int | None]] = field(default_factory=list)  # items, steps in weights at submission
     _running: int = 0
@@ -54,9 +56,11 @@ class LawCheck:
             case ev.Finished():
                 self._become(event.position, "finished", "running")
             case ev.Dead():
-                self._died(event.position)
+                self._died(event)
             case ev.Taken():
                 self._take(event)
+            case ev.Parked():
+                self._park(event.position)
             case ev.StepStarted() | ev.Committed():
                 self._train(event)
             case ev.Published() | ev.Loaded() | ev.InstanceUp() | ev.InstanceDown():
@@ -81,6 +85,7 @@ class LawCheck:
 
     def _submitted(self, position: int) -> None:
         n = self.shape.n
+        self._require_no_stale(f"submitted {position}")
         self._require(position == len(self._state), f"submitted {position}, but {len(self._state)} is next")
         if self.shape.window is not None:
             self._require(position < self._head + n, f"submitted {position} with head {self._head}: head + N reached")
@@ -103,25 +108,63 @@ class LawCheck:
             self._state[position] = state
         return was in before
 
-    def _died(self, position: int) -> None:
-        if self._become(position, "dead", "running", "finished"):
-            self._dead += 1
+    def _died(self, event: ev.Dead) -> None:
+        position = event.position
+        if not self._become(position, "dead", "running", "finished"):
+            return
+        self._dead += 1
+        if position not in self._parked:
             self._leave(position)
+            return
+        self._parked.remove(position)
+        behind = self._head - position
+        early = event.reason == DeathReason.STALE and behind <= self.shape.park_reach
+        self._require(not early, f"item {position} died stale, {behind} behind the head")
+
+    def _park(self, position: int) -> None:
+        self._require_no_stale(f"parked {position}")
+        known = position == self._head < len(self._state)
+        self._require(known, f"parked {position}, which is not the head {self._head}")
+        if not known:
+            return
+        self._require(self._state[position] == "running", f"parked {position}, which is {self._state[position]}")
+        waiting = sum(self._state[p] in ("running", "finished") for p in self._parked)
+        most = self.shape.park_items
+        self._require(waiting < most, f"parked {position} beside {waiting} others, at most {most} may be")
+        self._leave(position)
+        self._parked.add(position)
+
+    def _require_no_stale(self, what: str) -> None:
+        """A parked item dies before anything else happens once the head is more than X beyond it."""
+        least = self._head - self.shape.park_reach
+        stale = [p for p in self._parked if p < least and self._state[p] in ("running", "finished")]
+        self._require(not stale, f"{what} while {stale} should have died stale")
 
     def _take(self, event: ev.Taken) -> None:
         position, window, head = event.position, self.shape.window, self._head
+        self._require_no_stale(f"took {position}")
         if not self._become(position, "taken", "finished"):
             return
-        if window is not None:
+        parked = position in self._parked
+        if window is not None and not parked:
             inside = head <= position < head + window
             self._require(inside, f"took {position} outside the window [{head}, {head + window - 1}]")
         lag = self._taken - self._served[position][0]
         self._require(lag == event.lag_items, f"item {position} has lag {lag}, the trace says {event.lag_items}")
         if window is not None:
-            bound = self.shape.n + window - 2
+            bound = self._bound(position, window)
             self._require(lag <= bound, f"item {position} has lag {lag} items, above the bound {bound}")
         self._taken += 1
         self._forming.append(position)
+        if not parked:
+            self._overtake(position, head, window)
+
+    def _bound(self, position: int, window: int) -> int:
+        """N + W - 2 items of lag, and X more of a parked item."""
+        return self.shape.n + window - 2 + (self.shape.park_reach if position in self._parked else 0)
+
+    def _overtake(self, position: int, head: int, window: int | None) -> None:
+        """Of items not parked: who has stepped aside is overtaken by as many as its lag allows."""
         passed = self._leave(position)
         self._ahead += passed > 0
         self.overtakes_max = max(self.overtakes_max, passed)
@@ -151,9 +194,11 @@ class LawCheck:
             self._require(positions == self._batch, f"committed {positions}, in training were {self._batch}")
             for position in positions:
                 self._become(position, "committed", "taken")
+                self._parked.discard(position)
             self._step, self._batch = event.step, []
             self._committed += len(positions)
             return
+        self._require_no_stale(f"started step {event.step}")
         self._require(not self._batch, f"step {event.step} started while {self._batch} are in training")
         self._require(positions == self._forming, f"step {event.step} trains {positions}, taken were {self._forming}")
         full = len(positions) == self.shape.batch
@@ -168,7 +213,7 @@ class LawCheck:
         lag = step - 1 - (self._served[position][1] or 0)
         self.lag_steps[position] = lag
         if self.shape.window is not None:
-            bound = (self.shape.n + self.shape.window - 2) // self.shape.batch
+            bound = self._bound(position, self.shape.window) // self.shape.batch
             self._require(lag <= bound, f"item {position} has lag {lag} steps, above the bound {bound}")
 
     def _weights(self, event: ev.Published | ev.Loaded | ev.InstanceUp | ev.InstanceDown) -> None:
@@ -198,7 +243,9 @@ class LawCheck:
         # The step served to an item this trace never saw submitted is lost; its items are in the pool.
         self._served = known + [(int(items), None) for items in event.queue["served"][len(known) :]]
         self._state = states
-        self._waiting = [p for p, s in enumerate(states) if s in ("running", "finished")]
+        self._parked = set(event.queue.get("parked", ()))
+        waiting = [p for p, s in enumerate(states) if s in ("running", "finished")]
+        self._waiting = [p for p in waiting if p not in self._parked]
         self._ahead = self._taken_in(self._head + 1, len(states))
         self._running, self._dead = states.count("running"), states.count("dead")
         self._committed = self._taken = states.count("committed")

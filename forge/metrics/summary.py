@@ -104,6 +104,7 @@ def _counts(out: Figures, run: RunFold) -> None:
         "items_submitted": len(run.items),
         "items_consumed": len(consumed),
         "samples_consumed": samples,
+        "items_parked": sum(item.parked_s is not None for item in run.items.values()),
         "dead": dead,
         "steps": run.step,
         "versions": run.version,

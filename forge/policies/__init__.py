@@ -13,7 +13,7 @@ from pydantic import Discriminator
 from forge.policies.placement import Aggregated, Conditional, Disaggregated, LeastDelay, Placement
 from forge.policies.router import LeastLoaded, Random, RoundRobin, Router
 from forge.policies.router_published import CacheAware, Dynamo, Llmd, PrefixAffinity, Sglang, VllmDp
-from forge.policies.scheduler import Fffo, Greedy, StrictFifo, TrainScheduler, WindowedFifo
+from forge.policies.scheduler import Fffo, Greedy, Parking, StrictFifo, TrainScheduler, WindowedFifo
 from forge.policies.speculation import CostAware, Fixed, Off, Speculation
 from forge.policies.sync import EveryK, WeightSync
 
@@ -67,6 +67,7 @@ __all__ = [
     "LeastLoaded",
     "Llmd",
     "Off",
+    "Parking",
     "Placement",
     "Policies",
     "PrefixAffinity",

@@ -18,7 +18,7 @@ from typing import Any
 
 from forge.types import ForgeError
 
-SCHEMA = 1
+SCHEMA = 2
 APPLICATION = 0x46524745  # "FRGE"
 
 _TABLES = (
@@ -33,6 +33,7 @@ _TABLES = (
         attempt INTEGER NOT NULL,      -- 0, and one more each time a resumed life starts it again
         submitted_s REAL NOT NULL,
         finished_s REAL,               -- when it finished or died
+        parked_s REAL,                 -- when it stepped aside as a straggler
         finish_order INTEGER,
         tokens INTEGER,
         reward REAL,
@@ -49,6 +50,8 @@ _TABLES = (
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {SCHEMA}",
 )
+#: what makes a pool of schema 1 one of this schema; read-only, it is read as it is
+_UPGRADE = ("ALTER TABLE items ADD COLUMN parked_s REAL", f"PRAGMA user_version = {SCHEMA}")
 
 
 class Database:
@@ -125,17 +128,17 @@ class Database:
         empty = ask("SELECT count(*) FROM sqlite_master") == 0
         if not empty and application != APPLICATION:
             raise ForgeError(f"{self.path}: an SQLite file, but no Forge pool")
-        if not empty and schema != SCHEMA:
+        if not empty and schema not in (1, SCHEMA):
             raise ForgeError(
-                f"{self.path}: a pool of schema {schema}; this Forge reads schema {SCHEMA}: "
+                f"{self.path}: a pool of schema {schema}; this Forge reads schemas 1 and {SCHEMA}: "
                 "go on with the Forge that made it, or start a new run"
             )
         if not read_only:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
-            if empty:
+            if empty or schema != SCHEMA:
                 connection.execute("BEGIN IMMEDIATE")
-                for statement in _TABLES:
+                for statement in _TABLES if empty else _UPGRADE:
                     connection.execute(statement)
                 connection.execute("COMMIT")
             fault = ask("PRAGMA quick_check(1)")

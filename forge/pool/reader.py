@@ -78,8 +78,11 @@ class PoolReader:
         return [codec.decode(data) for (data,) in rows]
 
     def queue_state(self) -> Json:
-        """The queue as `ItemQueue.to_dict()` writes it, for `ItemQueue.from_dict`."""
+        """The queue as `ItemQueue.to_dict()` writes it, for `ItemQueue.from_dict`. Not of a pool of schema 1."""
         rows = self._db.rows("SELECT position, state, served, finish_order, taken_order, step FROM items ORDER BY 1")
+        parked = self._db.rows(
+            "SELECT position FROM items WHERE parked_s IS NOT NULL AND state IN ('running', 'finished', 'taken')"
+        )
         taken = sorted((row for row in rows if row[4] is not None), key=lambda row: row[4])
         in_trainer = [(position, step) for position, state, _, _, _, step in taken if state == ItemState.TAKEN]
         finished = sorted((order, position) for position, state, _, order, _, _ in rows if state == ItemState.FINISHED)
@@ -91,6 +94,7 @@ class PoolReader:
             "finished_order": [position for _, position in finished],
             "forming": [position for position, step in in_trainer if step is None],
             "training": [position for position, step in in_trainer if step is not None],
+            "parked": sorted(position for (position,) in parked),
         }
 
     def close(self) -> None:

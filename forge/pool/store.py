@@ -32,6 +32,10 @@ from forge.train.checkpoint import Position
 from forge.types import DeathReason, ForgeError, ItemState, Trajectory
 
 _STORE = "INSERT INTO trajectories VALUES (?, ?, ?)"
+_UNPARK = (
+    "UPDATE items SET parked_s = NULL WHERE parked_s IS NOT NULL AND state IN ('running', 'finished') AND position > "
+    "(SELECT min(position) FROM items WHERE parked_s IS NULL AND state IN ('running', 'finished'))"
+)
 _DONE = "state IN ('committed', 'published')"
 
 
@@ -97,6 +101,8 @@ class Pool(PoolReader):
                     self._die(event)
                 case ev.Taken():
                     self._take(event)
+                case ev.Parked():
+                    self._park(event)
                 case ev.StepStarted():
                     self._start_step(event)
                 case ev.Committed():
@@ -157,6 +163,10 @@ class Pool(PoolReader):
         with self._db.transaction() as connection:
             _move(connection, event.position, ItemState.FINISHED, ItemState.TAKEN, **order)
         self._taken += 1
+
+    def _park(self, event: ev.Parked) -> None:
+        with self._db.transaction() as connection:
+            _move(connection, event.position, ItemState.RUNNING, ItemState.RUNNING, parked_s=event.t)
 
     def _start_step(self, event: ev.StepStarted) -> None:
         with self._db.transaction(power_safe=True) as connection:
@@ -233,7 +243,8 @@ class Pool(PoolReader):
         """Settle what the last life left open, and begin the next. `checkpoint` as for `split_taken`.
 
         The items in it are committed. Other taken items return to their positions as finished. Running items stay
-        running, with the next attempt number. The engines of the new life load the checkpoint, so everything
+        running, with the next attempt number. Parked ones stay parked, unless the head returns to before them
+        (`ItemQueue.roll_back`). The engines of the new life load the checkpoint, so everything
         committed is published in it: had it stayed committed until a publication that is already served, the queue
         would hold back submissions for nothing, or, with k*P = N, for ever.
         """
@@ -249,6 +260,7 @@ class Pool(PoolReader):
                 for order, p in enumerate(lost, self._next_finish):
                     back = {"finish_order": order, "taken_order": None, "lag": None, "step": None}
                     _move(connection, p, ItemState.TAKEN, ItemState.FINISHED, **back)
+                connection.execute(_UNPARK)
                 connection.execute("UPDATE items SET attempt = attempt + 1 WHERE state = 'running'")
                 connection.execute("INSERT INTO lives VALUES (?, ?, ?)", (life, now, step))
             self._tasks.clear()

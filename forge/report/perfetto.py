@@ -56,7 +56,7 @@ class Timeline:
         match event:
             case ev.Routed() | ev.FirstToken() | ev.Completed():
                 self._request(event)
-            case ev.Submitted() | ev.Finished() | ev.Taken() | ev.Dead():
+            case ev.Submitted() | ev.Finished() | ev.Taken() | ev.Parked() | ev.Dead():
                 self._item(event)
             case ev.StepStarted() | ev.Committed() | ev.Published():
                 self._train(event)
@@ -151,7 +151,7 @@ class Timeline:
 
     # --- items ------
 
-    def _item(self, event: ev.Submitted | ev.Finished | ev.Taken | ev.Dead) -> None:
+    def _item(self, event: ev.Submitted | ev.Finished | ev.Taken | ev.Parked | ev.Dead) -> None:
         position = event.position
         match event:
             case ev.Submitted():
@@ -164,6 +164,8 @@ class Timeline:
                 if (item := self._items.get(position)) is not None:
                     self._flow("s", QUEUE, item.lane, position)
                 self._emit("C", QUEUE, name="lag of the item taken", args={"items": event.lag_items})
+                self._pass(position)
+            case ev.Parked():
                 self._pass(position)
             case ev.Dead():
                 if (item := self._items.get(position)) is not None:
@@ -205,7 +207,8 @@ class Timeline:
 
     def _pass(self, position: int) -> None:
         """It no longer holds the head back."""
-        self._passed.add(position)
+        if position >= self._head:  # a parked one has let it pass before
+            self._passed.add(position)
         while self._head in self._passed:
             self._passed.remove(self._head)
             self._head += 1
@@ -275,6 +278,8 @@ class Timeline:
                 domain = event.items.get(str(position), ("?",))[0]
                 self._begin_item(position, names.get(position, f"item {position} ({domain})"), state, {})
         waiting = [p for p, state in enumerate(states) if state in ("running", "finished")]
+        parked = event.queue.get("parked", ())
+        waiting = [p for p in waiting if p not in parked]
         self._head = min(waiting, default=len(states))
         self._passed = {p for p in range(self._head, len(states)) if p not in set(waiting)}
         self._count()

@@ -100,6 +100,10 @@ def view_of(queue: ItemQueue, order: list[int], draw: float) -> QueueView:
         batch=shape.batch,
         head=queue.head,
         forming=forming,
+        training=len(queue.training),
+        submitted=len(queue),
+        admits=queue.may_submit(),
+        parked=sum(i.position < queue.head for i in waiting),
         waiting=waiting,
         finished=tuple(i for i in waiting if i.finished),
     )

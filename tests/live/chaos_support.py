@@ -33,6 +33,9 @@ item_timeout_s = 20
 [policy.scheduler]
 kind = "windowed_fifo"
 fraction = 0.5
+park_items = 2
+park_after_s = 0.3
+park_reach = 3
 [[domains]]
 name = "calc"
 tool_wait = {{ median_s = 0.05, sigma = 1.0, cap_s = 1 }}

@@ -20,7 +20,7 @@ from forge.metrics import summarise  # noqa: E402
 from forge.pool.reader import PoolReader  # noqa: E402
 from forge.replay import replay  # noqa: E402
 from forge.runs import RunFolder  # noqa: E402
-from forge.types import Completion, ItemState  # noqa: E402
+from forge.types import Completion, DeathReason, ItemState  # noqa: E402
 from sim.world import simulate  # noqa: E402
 
 SETTINGS = [
@@ -140,6 +140,27 @@ def test_ctrl_c_stops_cleanly_and_resume_goes_on(tmp_path: Path) -> None:
     assert summary["items_submitted"] == 24
     assert summary["law_violations"] == []
     assert replay(stopped).is_same
+
+
+def test_stragglers_are_parked_and_killed_when_left_behind(tmp_path: Path) -> None:
+    """Tools that wait up to a minute; the run need not wait for their agents once the head has moved on."""
+    slow = 'domains=[{name="calc",tool_wait={median_s=0.2,sigma=3.0,cap_s=60.0}},{name="gcd",weight=3}]'
+    queue = "queue={n=8,batch=2,concurrency=6,group=2,item_timeout_s=90}"
+    escape = 'policy.scheduler={kind="windowed_fifo",fraction=0.3,park_items=3,park_after_s=1.0,park_reach=4}'
+    done = subprocess.run(
+        command(tmp_path, "eval.tasks=0", "stop={items=24}", queue, slow, escape), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder.open((tmp_path / "latest").resolve())
+    summary = folder.read("summary.json") or {}
+    assert summary["law_violations"] == []
+    assert summary["items_parked"] >= summary["dead"]["stale"] > 0
+    assert summary["wall_s"] < 60.0
+    assert replay(folder).is_same
+    with PoolReader(folder.path / "pool.sqlite") as pool:
+        stale = [p for p in pool.positions(ItemState.DEAD) if pool.item(p).death is DeathReason.STALE]
+        reasons = {t.outcome.reason for p in stale for t in pool.trajectories(p)}
+    assert DeathReason.STALE in reasons
 
 
 def test_the_shipped_scenarios_load() -> None:

@@ -18,11 +18,16 @@ from forge.scenario import Scenario
 from forge.trace import TraceWriter
 from forge.types import ForgeError
 
-SCHEDULERS = ["windowed_fifo", "strict_fifo", "greedy", "fffo"]
+#: what parks items: early enough for the toy world's seconds, few positions, so that some die stale
+ESCAPE = "windowed_fifo with escape"
+SCHEDULERS = ["windowed_fifo", "strict_fifo", "greedy", "fffo", ESCAPE]
 
 
 def ruled(scheduler: str = "windowed_fifo", router: str = "least_loaded", **over: object) -> Scenario:
-    return scenario(policy={"scheduler": {"kind": scheduler}, "router": {"kind": router}}, **over)
+    chosen: dict[str, object] = {"kind": scheduler}
+    if scheduler == ESCAPE:
+        chosen = {"kind": "windowed_fifo", "park_items": 2, "park_after_s": 0.3, "park_reach": 4}
+    return scenario(policy={"scheduler": chosen, "router": {"kind": router}}, **over)
 
 
 def reread(events: list[ev.Event]) -> list[ev.Event]:
@@ -60,6 +65,18 @@ def test_any_world_replays(seed: int, scheduler: str, crash: float) -> None:
     events = trace_of(given_scenario, seed=seed, mtbf_s=5.0, crashes=(crash,))
     assert replay_policies(events, given_scenario).difference is None
     assert replay_driver(events, given_scenario).difference is None
+
+
+def test_parked_items_replay_and_keep_the_laws_over_lives_in_which_some_die_stale() -> None:
+    given_scenario = ruled(ESCAPE, stop={"items": 200})
+    first = next(e.t for e in trace_of(given_scenario) if isinstance(e, ev.Parked))
+    events = reread(trace_of(given_scenario, crashes=(first + 1e-6, 8.0)))
+    assert replay_policies(events, given_scenario).is_same
+    assert replay_driver(events, given_scenario).is_same
+    summary = summarise(events, given_scenario)
+    assert summary["law_violations"] == []
+    assert summary["items_parked"] > summary["dead"]["stale"] > 0
+    assert any(isinstance(e, ev.Resumed) and e.queue["parked"] for e in events)
 
 
 # --- controls: each kind of lie is found at its event ------
@@ -103,9 +120,11 @@ def test_another_policy_is_found_at_its_first_other_decision() -> None:
     assert call.slot == "scheduler"
 
 
-@pytest.mark.parametrize("kind", [ev.Taken, ev.Submitted, ev.Finished, ev.Routed, ev.Committed, ev.Published])
+@pytest.mark.parametrize(
+    "kind", [ev.Taken, ev.Parked, ev.Submitted, ev.Finished, ev.Routed, ev.Committed, ev.Published]
+)
 def test_a_missing_event_is_found(kind: type[ev.Event]) -> None:
-    given_scenario = ruled()
+    given_scenario = ruled(ESCAPE)
     events = trace_of(given_scenario)
     places = [i for i, e in enumerate(events) if isinstance(e, kind)]
     del events[places[len(places) // 2]]

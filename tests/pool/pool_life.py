@@ -16,13 +16,14 @@ from pool_support import MEMBERS, task, trajectory
 
 from forge import trace as ev
 from forge.control import Control
-from forge.policies import Policies
+from forge.policies import Policies, WindowedFifo
 from forge.pool.store import Pool
 from forge.queue import QueueShape
 from forge.train import checkpoint
 from forge.types import DeathReason
 
-SHAPE = QueueShape(n=8, batch=3, window=2, publish_every=1)
+SHAPE = QueueShape(n=8, batch=3, window=2, publish_every=1, park_items=2, park_reach=4)
+SCHEDULER = WindowedFifo(park_items=2, park_after_s=3.0, park_reach=4)
 
 
 class Life:
@@ -33,7 +34,12 @@ class Life:
         self.pool = Pool(folder / "pool.sqlite")
         self.trace = ev.TraceWriter(folder / "trace.jsonl")
         self.control = Control(
-            policies=Policies(), shape=SHAPE, instances=1, group=MEMBERS, seed=seed, sinks=(self.pool, self.trace)
+            policies=Policies(scheduler=SCHEDULER),
+            shape=SHAPE,
+            instances=1,
+            group=MEMBERS,
+            seed=seed,
+            sinks=(self.pool, self.trace),
         )
         self.trained: list[int] = []
 
@@ -42,7 +48,7 @@ class Life:
         if newest is not None:
             self.trained = json.loads((newest / "model.json").read_text())
         position = None if newest is None else checkpoint.read(newest)
-        self.control.resume(self.pool.resume(position, 0.0))
+        self.control.resume(self.pool.resume(position, self.now))
         self.attempts = {item.position: item.attempt for item in self.pool.running_items()}
 
     def run(self) -> None:
@@ -55,10 +61,18 @@ class Life:
                 self.attempts[position] = 0
             if self.attempts:
                 self.roll_out(self.rng.choice(sorted(self.attempts)))
-            self.control.take(self.now)
+            self.take()
             ending = len(queue) == self.items and not self.attempts
             if positions := self.control.start_step(self.now, ending=ending):
                 self.train(positions)
+
+    def take(self) -> None:
+        self.control.take(self.now)
+        while stale := self.control.queue.stale():
+            for position in stale:
+                self.attempts.pop(position, None)
+                self.control.die(self.now, position, DeathReason.STALE, tokens=0)
+            self.control.take(self.now)
 
     def roll_out(self, position: int) -> None:
         print(position, flush=True)
@@ -94,6 +108,7 @@ def main() -> None:
     life = Life(folder, items, seed)
     if not path.read_bytes():
         life.trace(ev.RunStarted(t=0.0, schema=ev.SCHEMA, world="live", scenario="kill", seed=seed))
+    life.now = max(event.t for event in ev.read(path))
     life.begin()
     life.run()
     print("done", flush=True)

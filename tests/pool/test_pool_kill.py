@@ -14,6 +14,7 @@ from pool_life import SHAPE
 from pool_support import MEMBERS, trajectory
 
 from forge import trace as ev
+from forge.metrics import LawCheck
 from forge.pool.reader import PoolReader
 from forge.train import checkpoint
 from forge.types import ItemState
@@ -58,3 +59,9 @@ def test_every_item_ends_exactly_once(tmp_path: Path) -> None:
         for event in ev.read(tmp_path / "trace.jsonl"):
             views.apply(event)
         assert views.queue.to_dict() == pool.queue_state()
+    events = list(ev.read(tmp_path / "trace.jsonl"))
+    assert [e for e in events if isinstance(e, ev.Resumed) and e.queue["parked"]], "a life began with items parked"
+    laws = LawCheck(SHAPE, SHAPE.n, 1)
+    for event in events:
+        laws.apply(event)
+    assert not [broken for broken in laws.violations if "still served" not in broken]

@@ -19,7 +19,7 @@ from forge.train.checkpoint import Position
 from forge.types import ItemState, Trajectory
 from forge.views import Views
 
-SHAPE = QueueShape(n=6, batch=2, window=3, publish_every=2)
+SHAPE = QueueShape(n=6, batch=2, window=3, publish_every=2, park_items=1, park_reach=4)
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -97,9 +97,23 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         position = self.pick(data, ItemState.RUNNING, ItemState.FINISHED)
+        self.bury(position)
+
+    def bury(self, position: int) -> None:
         if self.views.queue.states[position] is ItemState.RUNNING:
             self.stored[position] = [one for _, one in sorted(self.arrived[position].items())]
         self.account(ev.Dead(t=self.tick(), position=position, reason="stale", tokens=1))
+        self.bury_stale()
+
+    def bury_stale(self) -> None:
+        for position in self.views.queue.stale()[:1]:
+            self.bury(position)
+
+    @precondition(lambda self: self.views.queue.may_park())
+    @rule()
+    def park(self) -> None:
+        self.account(ev.Parked(t=self.tick(), position=self.views.queue.head))
+        self.bury_stale()
 
     def takeable(self) -> list[int]:
         queue = self.views.queue
@@ -116,6 +130,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert SHAPE.lag_items_bound is not None
         assert lag <= SHAPE.lag_items_bound  # the law holds across lives
         self.account(ev.Taken(t=self.tick(), position=position, lag_items=lag))
+        self.bury_stale()
 
     @rule(data=st.data())
     def fill_batch(self, data: st.DataObject) -> None:

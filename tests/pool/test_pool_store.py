@@ -171,6 +171,39 @@ def test_trajectories_go_when_not_to_be_kept(path: Path) -> None:
         assert [len(pool.trajectories(p)) for p in range(4)] == [0, 0, 2, 0]
 
 
+# --- the straggler escape ------
+
+
+def test_parked_items_stay_parked_across_lives_and_finish_where_they_were(path: Path) -> None:
+    with Pool(path) as pool:
+        for position in range(3):
+            submit(pool, position)
+        pool(ev.Parked(t=1.0, position=0))
+        with pytest.raises(QueueError, match="position 9 is not running"):
+            pool(ev.Parked(t=1.0, position=9))
+    with Pool(path) as pool:
+        resumed = pool.resume(None, 2.0)
+        assert resumed.queue["parked"] == [0]
+        finish(pool, 0, attempt=1)
+        assert pool.queue_state()["parked"] == [0]
+        pool(ev.Dead(t=3.0, position=0, reason="stale", tokens=1))
+        assert pool.queue_state()["parked"] == []
+
+
+def test_what_was_parked_beyond_the_head_of_a_rollback_is_ordinary_again(path: Path) -> None:
+    """1 was parked once 0 was taken; with 0 back in its place, 1 must wait its turn as if it had not been."""
+    with Pool(path) as pool:
+        for position in range(3):
+            submit(pool, position)
+        finish(pool, 0)
+        pool(ev.Taken(t=2.0, position=0, lag_items=0))
+        pool(ev.Parked(t=2.0, position=1))
+        resumed = pool.resume(None, 3.0)
+        assert resumed.queue["parked"] == []
+        queue = ItemQueue.from_dict(QueueShape(n=8, batch=2, window=2, park_items=1, park_reach=2), resumed.queue)
+        assert (queue.head, queue.is_visible(2)) == (0, False)
+
+
 # --- resume ------
 
 
@@ -350,7 +383,7 @@ def test_another_schema_and_another_program(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ForgeError, match="schema 99; this Forge reads schema 1"):
+    with pytest.raises(ForgeError, match="schema 99; this Forge reads schemas 1 and 2"):
         Pool(path)
     other = path.with_name("other.sqlite")
     connection = sqlite3.connect(other)
@@ -358,6 +391,29 @@ def test_another_schema_and_another_program(path: Path) -> None:
     connection.close()
     with pytest.raises(ForgeError, match="no Forge pool"):
         Pool(other)
+
+
+def as_of_schema_1(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE items DROP COLUMN parked_s")
+    connection.execute("PRAGMA user_version = 1")
+    connection.close()
+
+
+def test_a_pool_from_before_the_escape_is_read_and_goes_on(path: Path) -> None:
+    with Pool(path) as pool:
+        submit(pool, 0)
+        submit(pool, 1)
+        finish(pool, 1)
+    as_of_schema_1(path)
+    with PoolReader(path) as reader:
+        assert reader.item(1).state is ItemState.FINISHED
+        assert len(reader.trajectories(1)) == MEMBERS
+    with Pool(path) as pool:
+        resumed = pool.resume(None, 5.0)
+        assert resumed.queue["parked"] == []
+        pool(ev.Parked(t=6.0, position=0))
+        assert pool.queue_state()["parked"] == [0]
 
 
 def test_a_pool_killed_while_being_made(path: Path) -> None:

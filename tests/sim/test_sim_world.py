@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -307,6 +308,63 @@ def test_a_stop_ends_submission_and_what_is_under_way_is_trained(stop: dict[str,
     if "steps" in stop:
         assert 3 <= len(steps) <= 5
     assert sum(len(s.positions) for s in steps) == len(submitted)
+
+
+# --- the straggler escape ------
+
+ESCAPE = {"park_items": 2, "park_after_s": 4.0, "park_reach": 12}
+
+
+def with_stragglers(**config: Any) -> Scenario:
+    scenario = heavy_tail(120, n=16, concurrency=12)
+    scenario = with_scheduler(scenario, "windowed_fifo", fraction=0.3, **config)
+    waits = scenario.domains[0].tool_wait.model_copy(update={"cap_s": 100.0, "sigma": 2.5})
+    slow = scenario.domains[0].model_copy(update={"tool_wait": waits})
+    return scenario.model_copy(update={"domains": (slow, scenario.domains[1])})
+
+
+def test_a_head_is_parked_at_the_instant_it_is_due_and_something_waits_behind_it() -> None:
+    events = simulate(with_stragglers(**ESCAPE)).events
+    submitted = {e.position: e.t for e in of_kind(events, ev.Submitted)}
+    waited = [e.t - submitted[e.position] for e in of_kind(events, ev.Parked)]
+    assert min(waited) == pytest.approx(4.0, abs=1e-9)
+    assert sum(w == pytest.approx(4.0, abs=1e-9) for w in waited) > 3, "the timer asks; nothing else happens then"
+
+
+def test_without_parked_items_nothing_is_asked_and_nothing_changes() -> None:
+    seen: list[ev.Event] = []
+    simulate(with_stragglers(park_after_s=1.0, park_reach=3), (seen.append,))
+    assert {e.method for e in of_kind(seen, ev.PolicyCall) if e.slot == "scheduler"} == {"pick"}
+    assert [e for e in seen if not isinstance(e, ev.PolicyCall)] == simulate(with_stragglers()).events
+
+
+def test_what_dies_stale_stops_its_members_and_every_item_ends_once() -> None:
+    run = simulate(with_stragglers(**ESCAPE))
+    every_item_ends_once(run.events, run.control.queue)
+    every_request_ends_once(run.events)
+    stale = {e.position: e.t for e in of_kind(run.events, ev.Dead) if e.reason == "stale"}
+    parked = {e.position: e.t for e in of_kind(run.events, ev.Parked)}
+    taken = {e.position for e in of_kind(run.events, ev.Taken)}
+    assert stale
+    assert set(stale) < set(parked)
+    assert set(parked) - set(stale) <= taken
+    assert set(parked) & taken, "some finish in time"
+    stopped = [e for e in of_kind(run.events, ev.MemberDone) if e.reason == "stale"]
+    assert {(e.position, e.t) for e in stopped} <= set(stale.items())
+    assert not [e for e in of_kind(run.events, ev.Routed) if e.t > stale.get(e.position, e.t)]
+
+
+def test_the_escape_bounds_what_a_straggler_holds_up() -> None:
+    """The longest time without a step, up to the last submission, while items take up to 100 s."""
+
+    def longest_wait(scenario: Scenario) -> float:
+        events = simulate(scenario).events
+        last = of_kind(events, ev.Submitted)[-1].t
+        times = [0.0, *(e.t for e in of_kind(events, ev.StepStarted) if e.t < last), last]
+        return max(b - a for a, b in pairwise(times))
+
+    assert longest_wait(with_stragglers()) > 60.0
+    assert longest_wait(with_stragglers(**{**ESCAPE, "park_items": 6})) == pytest.approx(4.0), "park_after_s"
 
 
 # --- what it is for ------
