@@ -230,6 +230,7 @@ class Agents:
 
     def _account_member(self, member: Member, reason: DeathReason | None) -> None:
         member.done, member.death = True, reason
+        self._rollout.over(member.item.position, member.number)
         self._control.account(
             ev.MemberDone(
                 t=self._now(),

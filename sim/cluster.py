@@ -130,6 +130,9 @@ class Cluster:
     def insert(self, i: int, path: Path, blocks: int) -> None:
         self._inner.insert(i, path, blocks)
 
+    def forget(self, chains: list[int]) -> None:
+        self._inner.forget(chains)
+
     # --- what the instances tell ------
 
     def on_first_token(self, instance: int, request: Request) -> None:

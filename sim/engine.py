@@ -136,6 +136,15 @@ class Instance(Planner):
             cache.insert(path, blocks)
             self._change(now)
 
+    def forget(self, chains: list[int], now: int) -> None:
+        """Nobody is expected to come back to these: they are evicted first."""
+        cache = self.cache
+        here = [chain for chain in chains if chain in cache.entries]
+        if here:
+            self.sync(now)
+            for chain in here:
+                cache.forget(chain)
+
     def _change(self, now: int) -> None:
         """Something waits for the next boundary."""
         if self._span.length:

@@ -52,6 +52,10 @@ class Fleet:
         self.instances[i].insert(path, blocks, self.env.now)
         self._wake(i)
 
+    def forget(self, chains: list[int]) -> None:
+        for instance in self.instances:
+            instance.forget(chains, self.env.now)
+
     def crash(self, i: int) -> list[Request]:
         self._planned[i] = -1
         return self.instances[i].crash(self.env.now)

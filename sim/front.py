@@ -29,6 +29,8 @@ class Front(Protocol):
 
     def insert(self, i: int, path: Path, blocks: int) -> None: ...
 
+    def forget(self, chains: list[int]) -> None: ...
+
 
 class Inner(Front, Protocol):
     """A front that a cluster can stand before: one to one with the instances it has."""

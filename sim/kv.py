@@ -16,31 +16,35 @@ Spill = Callable[[int, int, int], None]
 
 
 class Entry:
-    """What an instance holds of a chain. `fresh`: of the weights served now, so that others may hit it. While nobody
-    holds it: `before` and `after` it in the order of last use. In no order, it is next to itself or to the ends."""
+    """What an instance holds of a chain. `fresh`: of the weights served now, so that others may hit it. `left`: nobody
+    is expected to come back to it. While nobody holds it: `before` and `after` it in the order of last use. In no
+    order, it is next to itself or to the ends."""
 
-    __slots__ = ("after", "before", "chain", "fresh", "refs", "stored")
+    __slots__ = ("after", "before", "chain", "fresh", "left", "refs", "stored")
 
     def __init__(self, chain: int, ends: Entry | None = None) -> None:
         self.chain = chain
         self.stored = 0
         self.refs = 0
         self.fresh = True
+        self.left = False
         self.before: Entry = ends or self
         self.after: Entry = ends or self
 
 
 class ChainCache:
-    """Blocks of shared chains. `stored` of them in all, of which `loose` are referenced by nobody.
+    """Blocks of shared chains. `stored` of them in all, of which `loose` are referenced by nobody. Chains that are left
+    are evicted first.
 
     `dirty`: chains whose `stored` changed since it was last emptied; None where nobody listens.
     """
 
-    __slots__ = ("_ends", "dirty", "entries", "evicted", "loose", "spill", "stored")
+    __slots__ = ("_ends", "_left", "dirty", "entries", "evicted", "loose", "spill", "stored")
 
     def __init__(self, listen: bool = False, spill: Spill | None = None) -> None:
         self.entries: dict[int, Entry] = {}
         self._ends = Entry(-1)  # a ring: after it the least recently used, before it the most recently used
+        self._left = Entry(-1)  # one of the chains that are left
         self.stored = 0
         self.loose = 0
         self.evicted = 0
@@ -74,6 +78,7 @@ class ChainCache:
                 self._unlink(entry)
                 self.loose -= entry.stored
             entry.refs += 1
+            entry.left = False
             held.append(entry)
         return tuple(held)
 
@@ -86,7 +91,7 @@ class ChainCache:
             if not entry.fresh:
                 self.stored -= entry.stored
             elif entry.stored:
-                self._link(entry, self._ends)
+                self._link(entry, self._left if entry.left else self._ends)
                 self.loose += entry.stored
             else:
                 del self.entries[entry.chain]
@@ -108,11 +113,13 @@ class ChainCache:
         self.loose -= blocks
         self.evicted += blocks
         while blocks:
-            entry = self._ends.after
+            entry = self._left.after
+            if entry is self._left:
+                entry = self._ends.after
             gone = blocks if blocks < entry.stored else entry.stored
             entry.stored -= gone
             blocks -= gone
-            if self.spill is not None:
+            if self.spill is not None and not entry.left:
                 self.spill(entry.chain, entry.stored, entry.stored + gone)
             if self.dirty is not None:
                 self.dirty.add(entry.chain)
@@ -120,13 +127,22 @@ class ChainCache:
                 self._unlink(entry)
                 del self.entries[entry.chain]
 
+    def forget(self, chain: int) -> None:
+        """Nobody is expected to come back to it."""
+        entry = self.entries.get(chain)
+        if entry is not None:
+            entry.left = True
+            if not entry.refs:
+                self._unlink(entry)
+                self._link(entry, self._left)
+
     def trim(self, path: Path) -> None:
         """Evict what loose chains of the path hold beyond it."""
         for chain, blocks in path:
             entry = self.entries.get(chain)
             if entry is not None and not entry.refs and entry.stored > blocks:
                 self._unlink(entry)
-                self._link(entry, self._ends.after)
+                self._link(entry, self._left.after)
                 self.evict(entry.stored - blocks)
 
     def insert(self, path: Path, blocks: int) -> None:
@@ -148,6 +164,7 @@ class ChainCache:
             entry.fresh = False
             entry.before = entry.after = ends
         ends.before = ends.after = ends
+        self._left.before = self._left.after = self._left
         self.stored -= self.loose
         self.loose = 0
         self.entries = {}
@@ -159,11 +176,12 @@ class ChainCache:
     # --- the order of last use ------
 
     def unused(self) -> Iterator[Entry]:
-        """Those that nobody holds, the least recently used first."""
-        entry = self._ends.after
-        while entry is not self._ends:
-            yield entry
-            entry = entry.after
+        """Those that nobody holds, the first to be evicted first."""
+        for ends in (self._left, self._ends):
+            entry = ends.after
+            while entry is not ends:
+                yield entry
+                entry = entry.after
 
     def _link(self, entry: Entry, after: Entry) -> None:
         """It comes right before `after`."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from forge import trace as ev
 from forge.control import Control, Served
+from forge.policies.kv import Lru
 from forge.policies.sync import SyncMode
 from forge.scenario import Scenario
 from sim.clock import to_fs, to_s
@@ -17,6 +18,7 @@ from sim.machines import machines
 from sim.request import Request
 from sim.sessions import Path, Step
 from sim.signals import Report, Signals
+from sim.uses import Uses
 
 _CRASHES = 1 << 21  # spawn key of the crash times
 
@@ -78,6 +80,8 @@ class Rollout:
         self._signals = None
         if signals is not None:
             self._signals = Signals(env, self._fleet, signals.period_s, signals.delay_s, self._on_report)
+        kv = control.policies.kv
+        self._uses = None if isinstance(kv, Lru) else Uses(kv, self._fleet.forget)
         self._target = 0  # newest version to serve: what an instance loads when it comes up
         self._back: list[Callable[[], None]] = []  # to be called when an instance comes up
         if scenario.sim.instance_mtbf_s is not None:
@@ -117,6 +121,8 @@ class Rollout:
             chosen = self._control.route(
                 now, request=name, position=position, member=member, turn=turn, prompt_tokens=step.prompt, path=path
             )
+        if self._uses is not None:
+            self._uses.asks((position, member), step.path)
         prompt = max(1, round(step.prompt * (1.0 - self._cached[turn > 0]))) if not step.path else step.prompt
         request = Request(name, prompt, step.output, step.path, keep=step.keep)
         self._instances[chosen].check(request)
@@ -129,6 +135,11 @@ class Rollout:
         if not call.left and self._fleet.cancel(call.instance, call.request):
             call.request.cancelled = True
             self._end(call, "cancelled")
+
+    def over(self, position: int, member: int) -> None:
+        """The trajectory asks no more."""
+        if self._uses is not None:
+            self._uses.over((position, member))
 
     # --- weights ------
 

@@ -14,6 +14,7 @@ import simpy
 
 from forge.draws import draw
 from forge.instances import Instances, RouterView
+from forge.policies.kv import KvRetention
 from forge.policies.router import Fetching, Router
 from forge.prefix_index import PrefixIndex
 from sim import garbage
@@ -26,6 +27,7 @@ from sim.front import Build, Front
 from sim.request import Request
 from sim.sessions import Frontier, Session, Trace
 from sim.signals import Report, Signals
+from sim.uses import Uses
 
 
 class Row(NamedTuple):
@@ -91,6 +93,7 @@ class Serving:
     `beside`: further routers in parallel with `router`, of its kind. Sessions go round them, each stays with its own. A
     router sees what it sent itself, and what instances report to all.
     `fabric`: instances can fetch KV from one another, where the router asks for it (`forge.policies.router.Fetching`).
+    `kv`: which chains are given up first, by the sessions under way; None: the least recently used.
     `front`: makes what stands before the instances, by default nothing (`sim.deploy.Machines`).
     """
 
@@ -108,11 +111,13 @@ class Serving:
         on_row: Callable[[Row], None] | None = None,
         fabric: Fabric | None = None,
         front: Build | None = None,
+        kv: KvRetention | None = None,
     ) -> None:
         self.env: Any = simpy.Environment()
         self.rows: list[Row] = []
         self.fleet: Front = Fleet(self.env, instances, self) if front is None else front(self.env, self)
         self._fetches = None if fabric is None else Fetches(self.env, self.fleet, fabric)
+        self._uses = None if kv is None else Uses(kv, self.fleet.forget)
         self._index = PrefixIndex()
         self._sides = [self._side(one, trace.block) for one in (router, *beside)]
         self._load = router.reads_load
@@ -182,6 +187,8 @@ class Serving:
         free = live.frontier.answered(number)
         if not live.frontier.left:
             self._live -= 1
+            if self._uses is not None:
+                self._uses.over(live.id)
             if self._loop.concurrency is not None:
                 self._start_next()
             return
@@ -210,6 +217,8 @@ class Serving:
         self._requests += 1
         request = Request(name, step.prompt, step.output, step.path, keep=step.keep)
         request.owner = live, number, now
+        if self._uses is not None:
+            self._uses.asks(live.id, step.path)
         self.fleet.instances[chosen].check(request)
         source = side.fetching.source(view, chosen) if side.fetching is not None else None
         known = cached.get(chosen if source is None else source, 0)

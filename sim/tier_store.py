@@ -47,6 +47,11 @@ class Tier:
         while self.stored > self.capacity:
             self._evict(self.stored - self.capacity)
 
+    def forget(self, key: Key) -> None:
+        """Nobody is expected to come back to it: it is the next to go."""
+        if key in self._chains:
+            self._chains.move_to_end(key, last=False)
+
     def clear(self) -> None:
         self._chains.clear()
         self.stored = 0
@@ -88,3 +93,7 @@ class Stores:
     def touch(self, i: int, key: Key) -> None:
         self.hosts[i].touch(key)
         self.shared.touch(key)
+
+    def forget(self, i: int, key: Key) -> None:
+        self.hosts[i].forget(key)
+        self.shared.forget(key)

@@ -132,6 +132,12 @@ class Tiers:
     def insert(self, i: int, path: Path, blocks: int) -> None:
         self._fleet.insert(i, path, blocks)
 
+    def forget(self, chains: list[int]) -> None:
+        self._fleet.forget(chains)
+        for i, instance in enumerate(self.instances):
+            for chain in chains:
+                self._stores.forget(i, (instance.version, chain))
+
     def let_go(self, i: int, request: Request) -> None:
         self._fleet.let_go(i, request)
 

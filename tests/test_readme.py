@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from forge.cost import load_calibration
-from forge.scenario import Scenario, parse
 from forge.policies import Conditional
+from forge.scenario import Scenario, parse
 from forge.sections_rollout import Prefill, Speculation, TierSizes
 from sim.machines import machines
 from sim.streaming import stream
@@ -63,7 +63,15 @@ def test_the_tables_load_together_and_run(scenario: Scenario) -> None:
 
 def test_every_table_is_there_once() -> None:
     names = re.findall(r"^\[(.+)\]$", "\n".join(BLOCKS), re.MULTILINE)
-    tables = ["sim.deployment", "sim.deployment.prefill", "policy.placement", "sim.tiers", "sim.speculation", "policy.speculation"]
+    tables = [
+        "sim.deployment",
+        "sim.deployment.prefill",
+        "policy.placement",
+        "sim.tiers",
+        "policy.kv",
+        "sim.speculation",
+        "policy.speculation",
+    ]
     assert names == [*tables, 'deployments."qwen3_8b h100_sxm vllm TP2"']
 
 

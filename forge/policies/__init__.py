@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator
 
+from forge.policies.kv import ComesBack, KvRetention, Lru
 from forge.policies.placement import Aggregated, Conditional, Disaggregated, LeastDelay, Placement
 from forge.policies.router import LeastLoaded, Random, RoundRobin, Router
 from forge.policies.router_published import CacheAware, Dynamo, Llmd, PrefixAffinity, Sglang, VllmDp
@@ -24,6 +25,7 @@ AnyRouter = Annotated[
 ]
 AnySync = EveryK
 AnyPlacement = Annotated[Aggregated | Disaggregated | Conditional | LeastDelay, Discriminator("kind")]
+AnyKv = Annotated[Lru | ComesBack, Discriminator("kind")]
 AnySpeculation = Annotated[Off | Fixed | CostAware, Discriminator("kind")]
 
 
@@ -38,6 +40,7 @@ class Policies:
     sync: AnySync = field(default_factory=EveryK)
     placement: AnyPlacement = field(default_factory=Conditional)
     speculation: AnySpeculation = field(default_factory=CostAware)
+    kv: AnyKv = field(default_factory=Lru)
 
     def fresh(self) -> Policies:
         """New instances of the same configuration: what an earlier run left inside them is gone."""
@@ -49,12 +52,14 @@ class Policies:
 
 __all__ = [
     "Aggregated",
+    "AnyKv",
     "AnyPlacement",
     "AnyRouter",
     "AnyScheduler",
     "AnySpeculation",
     "AnySync",
     "CacheAware",
+    "ComesBack",
     "Conditional",
     "CostAware",
     "Disaggregated",
@@ -63,9 +68,11 @@ __all__ = [
     "Fffo",
     "Fixed",
     "Greedy",
+    "KvRetention",
     "LeastDelay",
     "LeastLoaded",
     "Llmd",
+    "Lru",
     "Off",
     "Parking",
     "Placement",

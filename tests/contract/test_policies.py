@@ -14,7 +14,17 @@ from worlds import scenario, trace_of
 
 from forge import trace as ev
 from forge.instances import InstanceView, RouterView
-from forge.policies import AnyPlacement, AnyRouter, AnyScheduler, AnySpeculation, AnySync, CacheAware, EveryK, Policies
+from forge.policies import (
+    AnyKv,
+    AnyPlacement,
+    AnyRouter,
+    AnyScheduler,
+    AnySpeculation,
+    AnySync,
+    CacheAware,
+    EveryK,
+    Policies,
+)
 from forge.policies.router_published import KvCentric, PrefixAffinity
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
@@ -25,6 +35,7 @@ from forge.views import ItemView, QueueView, SyncView
 SCHEDULERS = get_args(get_args(AnyScheduler)[0])
 ROUTERS = get_args(get_args(AnyRouter)[0])
 SYNCS = (AnySync,)
+RETENTIONS = get_args(get_args(AnyKv)[0])
 PLACEMENTS = get_args(get_args(AnyPlacement)[0])
 SPECULATIONS = get_args(get_args(AnySpeculation)[0])
 MODES: tuple[SyncMode, ...] = get_args(SyncMode)
@@ -34,6 +45,7 @@ SLOTS = {
     "sync": SYNCS,
     "placement": PLACEMENTS,
     "speculation": SPECULATIONS,
+    "kv": RETENTIONS,
 }
 EVERY = [(slot, cls) for slot, classes in SLOTS.items() for cls in classes]
 

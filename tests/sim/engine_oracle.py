@@ -136,6 +136,7 @@ class OracleInstance:
         requests: Sequence[OracleRequest],
         loads: Iterable[Load] = (),
         cancels: Iterable[tuple[int, int]] = (),
+        forgets: Iterable[tuple[int, int]] = (),
         record: bool = False,
     ) -> OracleResult:
         """Serve `requests` from an empty instance until nothing is left to do; `record` fills the result's log."""
@@ -150,12 +151,14 @@ class OracleInstance:
         self.generation = 0
         self.releases = 0
         self.trimmed: dict[int, int] = {}
+        self.left: set[int] = set()  # chains to be evicted first
         self.result = OracleResult({request.id: OracleReport() for request in requests})
 
         events: list[tuple[int, int, OracleRequest | int | Load]] = []
         events += [(request.arrival, 0, request) for request in requests]
         events += [(time, 1, identity) for time, identity in cancels]
         events += [(load[0], 2, load) for load in loads]
+        events += [(time, 3, chain) for time, chain in forgets]
         events.sort(key=lambda event: event[:2])  # stable: of one instant in the order given
 
         until: int | None = None  # end of the iteration or load under way; None: idle
@@ -206,7 +209,8 @@ class OracleInstance:
     def _take(self, blocks: int) -> list[_Block]:
         """Free blocks, evicted one by one if there are too few."""
         while len(self.free_blocks) < blocks:
-            self._evict(min((b for b in self.stored.values() if not b.owners), key=lambda block: block.released))
+            loose = [block for block in self.stored.values() if not block.owners]
+            self._evict(min(loose, key=lambda block: (block.chain not in self.left, block.released)))
         return [self.free_blocks.pop() for _ in range(blocks)]
 
     def _evict(self, block: _Block) -> None:
@@ -214,6 +218,8 @@ class OracleInstance:
         assert not block.owners
         assert (block.chain, block.index + 1) not in self.stored, "a chain is evicted from its end"
         del self.stored[block.chain, block.index]
+        if not self.count(block.chain):
+            self.left.discard(block.chain)
         self._give(block)
         self.result.evicted_blocks += 1
 
@@ -250,6 +256,9 @@ class OracleInstance:
                 else:
                     self.releases += 1
                     block.released = self.releases
+            others = any(self._current(other, chain) for other in self.running if other is not sequence)
+            if not others and not self.count(chain):
+                self.left.discard(chain)
         for block in self._private(sequence):
             self._give(block)
         sequence.blocks = []
@@ -295,8 +304,22 @@ class OracleInstance:
             if len(dict(request.path)) < len(request.path):
                 raise ValueError(f"request {request.id} names a chain twice")
 
-    def _deliver(self, time: int, _: int, what: OracleRequest | int | Load) -> None:
-        if isinstance(what, OracleRequest):
+    def _leave(self, chain: int) -> None:
+        """Nobody is expected to come back to it. One that is not known here is not left."""
+        held = any(self._current(sequence, chain) for sequence in self.running)
+        if not held and not self.count(chain):
+            return
+        self.left.add(chain)
+        if not held:
+            for index in reversed(range(self.count(chain))):
+                self.releases += 1
+                self.stored[chain, index].released = self.releases
+
+    def _deliver(self, time: int, kind: int, what: OracleRequest | int | Load) -> None:
+        if kind == 3:
+            assert isinstance(what, int)
+            self._leave(what)
+        elif isinstance(what, OracleRequest):
             self.sequences[what.id] = _Sequence(what, self.result.requests[what.id])
             self.waiting.append(self.sequences[what.id])
         elif isinstance(what, int):
@@ -396,6 +419,7 @@ class OracleInstance:
                 self._give(block)
         self.generation += 1
         self.trimmed = {}
+        self.left = set()
 
     def _plan(self) -> tuple[bool, int, int, list[tuple[int, int]]]:
         """Whether anybody was preempted, the number of decodes, the KV they held before, and the chunks."""
@@ -477,6 +501,7 @@ class OracleInstance:
         for block in self.stored.values():
             if block.chain in dict(sequence.request.path):
                 block.owners.append(sequence)
+        self.left -= set(dict(sequence.request.path))
         sequence.generation = self.generation
         sequence.target = target
         sequence.kv = sequence.hit = hit * self.block

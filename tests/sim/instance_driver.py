@@ -15,6 +15,7 @@ from sim.iteration import one_by_one
 from sim.request import Request
 
 MODES: tuple[SyncMode, ...] = get_args(SyncMode)
+CHAINS = (1, 3, 10, 11, 30, 31)  # that `cases` may use
 
 
 class Plain:
@@ -53,6 +54,7 @@ class Case:
     jobs: tuple[Job, ...]
     loads: tuple[tuple[int, int, SyncMode], ...] = ()  # (when, how long, mode)
     looks: tuple[int, ...] = ()  # when the cache is looked at
+    forgets: tuple[tuple[int, int], ...] = ()  # (when, chain)
 
 
 @dataclass
@@ -69,12 +71,23 @@ class Told:
     stored: dict[int, int] = field(default_factory=dict)
 
 
+def hanging(case: Case, chain: int) -> list[int]:
+    """The chain and those behind it on the paths, the last first: all of them are left together."""
+    depth = {chain: 0}
+    for names in ([name for name, _ in job.path] for job in case.jobs):
+        if chain in names:
+            for far, name in enumerate(names[names.index(chain) :]):
+                depth[name] = max(far, depth.get(name, 0))
+    return sorted(depth, key=lambda name: (-depth[name], name))
+
+
 def stored(instance: Instance) -> dict[int, int]:
     return {chain: entry.stored for chain, entry in instance.cache.entries.items() if entry.stored}
 
 
 def drive(case: Case, *, jump: bool) -> Told:
-    """What happens at one instant happens in the order: arrivals, loads, cancellations, looks; then plans."""
+    """What happens at one instant happens in the order: arrivals, loads, cancellations, looks, chains that are left;
+    then plans."""
     shape = Shape(block=case.block, capacity=case.capacity, budget=case.budget, seats=case.seats, jump=jump)
     instance, told = Instance(Plain(), shape, listen=True), Told()
     requests = [Request(i, job.prompt, job.output, job.path, keep=job.keep) for i, job in enumerate(case.jobs)]
@@ -82,6 +95,7 @@ def drive(case: Case, *, jump: bool) -> Told:
     coming += [(when, 1, i) for i, (when, _, _) in enumerate(case.loads)]
     coming += [(job.arrival + job.cancel, 2, i) for i, job in enumerate(case.jobs) if job.cancel is not None]
     coming += [(when, 3, 0) for when in case.looks]
+    coming += [(when, 4, i) for i, (when, _) in enumerate(case.forgets)]
     heapq.heapify(coming)
     while coming or instance.due() is not None:
         due = instance.due()
@@ -108,6 +122,8 @@ def _happen(case: Case, instance: Instance, requests: list[Request], what: tuple
     elif kind == 3:
         instance.sync(now)
         told.seen.append((now, stored(instance)))
+    elif kind == 4:
+        instance.forget(hanging(case, case.forgets[i][1]), now)
 
 
 def _advance(instance: Instance, now: int, told: Told) -> None:
@@ -143,6 +159,7 @@ def cases(draw: st.DrawFn, *, disturbed: bool = True) -> Case:
         jobs.append(Job(now, prompt, output, path, keep, cancel))
     times = st.integers(0, 200_000)
     loads = st.lists(st.tuples(times, st.integers(1, 5_000), st.sampled_from(MODES)), max_size=3)
+    forgets = st.lists(st.tuples(times, st.sampled_from(CHAINS)), max_size=8)
     return Case(
         block=block,
         capacity=capacity,
@@ -151,6 +168,7 @@ def cases(draw: st.DrawFn, *, disturbed: bool = True) -> Case:
         jobs=tuple(jobs),
         loads=tuple(sorted(draw(loads))) if disturbed else (),
         looks=tuple(sorted(draw(st.lists(times, max_size=8)))) if disturbed else (),
+        forgets=tuple(sorted(draw(forgets))) if disturbed else (),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from engine_oracle import OracleInstance, OracleReport, OracleRequest, OracleResult
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instance_driver import MODES, Case, Job, Plain, Told, cases, drive
+from instance_driver import MODES, Case, Job, Plain, Told, cases, drive, hanging
 
 #: Set it to thousands after a change of the engine.
 EXAMPLES = int(os.environ.get("FORGE_EXAMPLES", "150"))
@@ -49,6 +49,7 @@ def stepped(case: Case) -> OracleResult:
         [OracleRequest(i, job.arrival, job.prompt, job.output, job.path, job.keep) for i, job in enumerate(case.jobs)],
         [(when, i + 1, duration, mode) for i, (when, duration, mode) in enumerate(case.loads)],
         [(job.arrival + job.cancel, i) for i, job in enumerate(case.jobs) if job.cancel is not None],
+        [(when, one) for when, chain in case.forgets for one in hanging(case, chain)],
     )
 
 
@@ -132,7 +133,9 @@ def trees(draw: st.DrawFn) -> Case:
     times = st.integers(0, 150_000)
     loads = draw(st.lists(st.tuples(times, st.integers(1, 5_000), st.sampled_from(MODES)), max_size=2))
     budget = draw(st.integers(seats + 1, 40))
-    return Case(block, capacity, budget, seats, tuple(jobs), tuple(sorted(loads)))
+    named = sorted({chain for job in jobs for chain, _ in job.path})
+    forgets = draw(st.lists(st.tuples(times, st.sampled_from(named)), max_size=8)) if named else []
+    return Case(block, capacity, budget, seats, tuple(jobs), tuple(sorted(loads)), forgets=tuple(sorted(forgets)))
 
 
 @given(trees())
