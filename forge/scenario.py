@@ -41,6 +41,8 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
+        if self.queue.n_from_lag_budget:
+            object.__setattr__(self, "queue", self.queue.model_copy(update={"n": self._n_under_budget()}))
         self.shape()
         names = [d.name for d in self.domains]
         if len(set(names)) != len(names):
@@ -64,6 +66,22 @@ class Scenario(Section):
                 f"accepted; lower it, or give acceptance (most) for more"
             )
         return self
+
+    def _n_under_budget(self) -> int:
+        """The largest N whose lag bound is within the budget. Raises ForgeError where the scheduler fixes none."""
+        scheduler, budget = self.policy.scheduler, self.queue.lag_budget or 0
+        reach = scheduler.park_reach if isinstance(scheduler, Parking) and scheduler.park_items else 0
+        if scheduler.kind in ("fffo", "adaptive_window"):
+            raise ForgeError(
+                f"queue.n_from_lag_budget = True: {scheduler.kind} has no window that follows from N; give queue.n"
+            )
+        n = max(n for n in range(1, budget + 2) if n + (scheduler.window(n) or n) - 2 + reach <= budget or n == 1)
+        if self.queue.concurrency > n:
+            raise ForgeError(
+                f"queue.concurrency = {self.queue.concurrency}: must not exceed n = {n}, the largest under "
+                f"queue.lag_budget = {budget}"
+            )
+        return n
 
     def check_lag_budget(self) -> None:
         """Raises ForgeError where the policies allow more lag than `queue.lag_budget`."""

@@ -51,11 +51,15 @@ class Queue(Section):
     concurrency: Positive = 16  # items under way at once, C <= N
     group: Positive = 8
     lag_budget: Positive | None = None  # L, items: N + W - 2 <= L; only tuning may start from a larger lag
+    #: N = L - W + 2, the largest N that the lag budget allows this scheduler; `n` then says nothing
+    n_from_lag_budget: bool = False
     item_timeout_s: SomeSeconds = 60.0
 
     @model_validator(mode="after")
     def _fits(self) -> Queue:
-        if self.concurrency > self.n:
+        if self.n_from_lag_budget and self.lag_budget is None:
+            raise ValueError("n_from_lag_budget = True: needs lag_budget; add it")
+        if self.concurrency > self.n and not self.n_from_lag_budget:
             raise ValueError(f"concurrency = {self.concurrency} must not exceed n = {self.n}")
         return self
 

@@ -36,8 +36,7 @@ class QueueView:
     `head` is the lowest of all but the `parked` first ones. Both as they are now: they go on changing, so a scheduler
     reads them and keeps none.
 
-    `submitted` counts positions given out, `training` items in the trainer, and `admits` says whether the queue would
-    take another submission now.
+    `submitted` counts positions given out, `training` items in the trainer.
     """
 
     now: float
@@ -48,7 +47,6 @@ class QueueView:
     forming: int
     training: int
     submitted: int
-    admits: bool
     parked: int
     waiting: Collection[ItemView]
     finished: Sequence[ItemView]
@@ -120,7 +118,6 @@ class Views:
             forming=len(queue.forming),
             training=len(queue.training),
             submitted=len(queue),
-            admits=queue.may_submit(),
             parked=sum(p in self._waiting for p in queue.parked),
             waiting=self._waiting.values(),
             finished=self._finished,

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.scenario import apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
+from forge.scenario import Scenario, apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
 from forge.sections import Stop
 from forge.types import ForgeError
 
 ONE_DRAFT = {"deployment": {"model": "qwen3_8b", "hardware": "h100_sxm"}, "speculation": {"acceptance": [0.5]}}
 
+GOOD_TABLES = {"name": "x", "stop": {"items": 5}, "domains": [{"name": "a"}]}
 GOOD = 'name = "x"\nstop = { items = 5 }\ndomains = [{ name = "a" }]\n'
 
 
@@ -76,7 +77,7 @@ def test_a_fault_is_one_line_with_its_path(over: dict[str, Any], message: str) -
     assert message in str(error.value)
 
 
-SCHEDULERS = "one of 'strict_fifo', 'greedy', 'fffo', 'windowed_fifo'"
+SCHEDULERS = "one of 'strict_fifo', 'greedy', 'fffo', 'windowed_fifo', 'adaptive_window'"
 PROCESSORS = "one of 'survivors', 'drop_zero_variance', 'max_tokens', 'chain'"
 
 
@@ -257,3 +258,43 @@ def test_scenarios_that_ship_load_by_name_and_open_with_their_question(path: Pat
     opening = path.read_text().split("\n\n")[0].split("name =")[0]
     assert opening.startswith("#")
     assert "?" in opening
+
+
+def budgeted(scheduler: str, budget: int, concurrency: int = 4) -> Scenario:
+    queue = {"n_from_lag_budget": True, "lag_budget": budget, "concurrency": concurrency, "batch": 2}
+    data = {"name": "x", "stop": {"items": 5}, "domains": [{"name": "a"}], "queue": queue}
+    return parse({**data, "policy": {"scheduler": {"kind": scheduler}}}, "x")
+
+
+@pytest.mark.parametrize(("scheduler", "budget", "n"), [("strict_fifo", 30, 31), ("greedy", 31, 16)])
+def test_n_follows_from_a_lag_budget(scheduler: str, budget: int, n: int) -> None:
+    found = budgeted(scheduler, budget)
+    assert found.queue.n == n
+    assert (found.shape().lag_items_bound or 0) <= budget
+    found.check_lag_budget()
+    assert parse(resolved(found), "again") == found
+    windowed = budgeted("windowed_fifo", budget)
+    assert windowed.queue.n == budget + 2 - windowed.policy.scheduler.window(windowed.queue.n), "N = L - W + 2"
+
+
+def test_an_n_that_no_budget_gives_is_refused() -> None:
+    with pytest.raises(ForgeError, match=r"queue\.concurrency = 17: must not exceed n = 16"):
+        budgeted("greedy", 30, 17)
+    for kind in ("fffo", "adaptive_window"):
+        with pytest.raises(ForgeError, match=f"{kind} has no window that follows from N; give queue"):
+            budgeted(kind, 30)
+    with pytest.raises(ForgeError, match="needs lag_budget; add it"):
+        parse({**GOOD_TABLES, "queue": {"n_from_lag_budget": True}}, "x")
+
+
+def test_an_escape_that_would_deadlock_is_refused_with_its_keys() -> None:
+    parks = {"kind": "windowed_fifo", "park_items": 3, "park_reach": 5}
+    queue = {"n": 8, "batch": 3, "concurrency": 4}
+    data = {**GOOD_TABLES, "queue": queue, "policy": {"scheduler": parks, "sync": {"k": 2}}}
+    with pytest.raises(ForgeError, match=r"= 6 > queue\.n = 8 - policy\.scheduler\.park_items = 3"):
+        parse(data, "x")
+    small = parse({**data, "policy": {"scheduler": parks}}, "x")
+    assert small.shape().lag_items_bound == 8 + 2 - 2 + 5
+    tight = small.model_copy(update={"queue": small.queue.model_copy(update={"lag_budget": 12})})
+    with pytest.raises(ForgeError, match=r"N \+ W - 2 \+ park_reach = 13 items of lag are possible"):
+        tight.check_lag_budget()

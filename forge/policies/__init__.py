@@ -15,10 +15,11 @@ from forge.policies.placement import Aggregated, Conditional, Disaggregated, Lea
 from forge.policies.router import LeastLoaded, Random, RoundRobin, Router
 from forge.policies.router_published import CacheAware, Dynamo, Llmd, PrefixAffinity, Sglang, VllmDp
 from forge.policies.scheduler import Fffo, Greedy, Parking, StrictFifo, TrainScheduler, WindowedFifo
+from forge.policies.scheduler_adaptive import AdaptiveWindow
 from forge.policies.speculation import CostAware, Fixed, Off, Speculation
 from forge.policies.sync import EveryK, WeightSync
 
-AnyScheduler = Annotated[StrictFifo | Greedy | Fffo | WindowedFifo, Discriminator("kind")]
+AnyScheduler = Annotated[StrictFifo | Greedy | Fffo | WindowedFifo | AdaptiveWindow, Discriminator("kind")]
 AnyRouter = Annotated[
     RoundRobin | Random | LeastLoaded | CacheAware | Sglang | Dynamo | Llmd | VllmDp | PrefixAffinity,
     Discriminator("kind"),
@@ -51,6 +52,7 @@ class Policies:
 
 
 __all__ = [
+    "AdaptiveWindow",
     "Aggregated",
     "AnyKv",
     "AnyPlacement",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, Protocol, runtime_checkable
 
 from forge.queue import window_size
@@ -56,7 +57,7 @@ def head_in_the_way(view: QueueView, after_s: float) -> int | None:
     """The head, once it has run for so long and holds up finished items beyond its window, or submissions."""
     if not view.finished and view.submitted < view.head + view.n:
         return None
-    head = next(item for item in view.waiting if item.position == view.head)
+    head = next(islice(view.waiting, view.parked, None))
     return head.position if view.now >= head.submitted_s + after_s else None
 
 

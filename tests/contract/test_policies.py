@@ -15,6 +15,7 @@ from worlds import scenario, trace_of
 from forge import trace as ev
 from forge.instances import InstanceView, RouterView
 from forge.policies import (
+    AdaptiveWindow,
     AnyKv,
     AnyPlacement,
     AnyRouter,
@@ -23,13 +24,14 @@ from forge.policies import (
     AnySync,
     CacheAware,
     EveryK,
+    Parking,
     Policies,
 )
 from forge.policies.router_published import KvCentric, PrefixAffinity
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
 from forge.scenario import Scenario, parse, resolved
-from forge.types import ItemState
+from forge.types import ForgeError, ItemState
 from forge.views import ItemView, QueueView, SyncView
 
 SCHEDULERS = get_args(get_args(AnyScheduler)[0])
@@ -114,7 +116,6 @@ def view_of(queue: ItemQueue, order: list[int], draw: float) -> QueueView:
         forming=forming,
         training=len(queue.training),
         submitted=len(queue),
-        admits=queue.may_submit(),
         parked=sum(i.position < queue.head for i in waiting),
         waiting=waiting,
         finished=tuple(i for i in waiting if i.finished),
@@ -149,7 +150,10 @@ def test_a_pick_is_legal_and_waiting_means_nothing_is_visible(
         elif name == "take" and len(queue.forming) < queue.shape.batch:
             picked = policy.pick(view_of(queue, order, draw))
             if picked is None:
-                assert not [p for p in queue.finished_order if queue.is_visible(p)], "waits although it could take"
+                visible = [p for p in queue.finished_order if queue.is_visible(p)]
+                batch = queue.shape.batch - len(queue.forming) if cls is AdaptiveWindow else 1
+                assert len(visible) < batch, "waits although it could take"
+                assert queue.head not in visible
             else:
                 queue.take(picked)  # raises QueueError where the queue would not let it go
 
@@ -163,10 +167,72 @@ def test_what_tells_the_schedulers_apart() -> None:
         queue.finish(position)
     view = view_of(queue, order, 0.0)
     picks = {cls().kind: cls().pick(view) for cls in SCHEDULERS}
-    assert picks == {"strict_fifo": None, "windowed_fifo": 1, "greedy": 1, "fffo": 9}
+    assert picks == {"strict_fifo": None, "windowed_fifo": 1, "greedy": 1, "fffo": 9, "adaptive_window": 1}
     head = (replace(view.waiting[0], finished=True, finished_s=50.0),)
     head_done = replace(view, waiting=head, finished=head)
     assert {cls().pick(head_done) for cls in SCHEDULERS} == {0}
+
+
+PARKING = [cls for cls in SCHEDULERS if isinstance(cls(), Parking)]
+
+
+@pytest.mark.parametrize("cls", PARKING)
+def test_a_head_is_parked_once_it_is_due_and_holds_something_up(cls: type[Any]) -> None:
+    policy = cls(park_items=1, park_after_s=5.0, park_reach=3)
+    queue = ItemQueue(QueueShape(n=6, batch=2, window=1, park_items=2, park_reach=3))
+    for _ in range(4):
+        queue.submit()
+    queue.park(0)
+    assert policy.park(replace(view_of(queue, [], 0.0), now=99.0)) is None, "nothing is held up"
+    queue.finish(3)
+    late, early = (replace(view_of(queue, [3], 0.0), now=now) for now in (6.0, 5.9))
+    assert (policy.park(early), policy.park(late)) == (None, 1), "5 s after its submission at 1 s"
+    full = ItemQueue(QueueShape(n=2, batch=1, window=2, park_items=1, park_reach=3))
+    full.submit()
+    full.submit()
+    assert policy.park(replace(view_of(full, [], 0.0), now=99.0)) == 0, "it holds up submissions"
+    with pytest.raises(ForgeError, match="park_reach = 0: must be at least 1"):
+        cls(park_items=1)
+    with pytest.raises(ForgeError, match="park_after_s = -1"):
+        cls(park_after_s=-1.0)
+    with pytest.raises(ForgeError, match="park_items = -1"):
+        cls(park_items=-1)
+
+
+def seen_by_adaptive(finished: list[int], forming: int, training: int) -> QueueView:
+    """Of 8 running positions, of which some have finished; a batch is 4."""
+    queue = ItemQueue(QueueShape(n=8, batch=4, window=8))
+    for _ in range(8):
+        queue.submit()
+    for position in finished:
+        queue.finish(position)
+    return replace(view_of(queue, finished, 0.0), forming=forming, training=training)
+
+
+def test_the_adaptive_window_opens_for_a_waiting_trainer_and_a_whole_batch() -> None:
+    policy = AdaptiveWindow(lag_budget=11)
+    assert policy.window(8) == 5, "L - N + 2"
+    assert policy.pick(seen_by_adaptive([1, 2, 3, 4], 0, 0)) == 1
+    assert policy.pick(seen_by_adaptive([1, 2, 3, 4], 0, 4)) is None, "the trainer works"
+    assert policy.pick(seen_by_adaptive([1, 2, 3], 0, 0)) is None, "less than a batch"
+    assert policy.pick(seen_by_adaptive([1, 2, 3], 1, 0)) == 1, "with the one that was taken it is a batch"
+    assert policy.pick(seen_by_adaptive([1, 2, 3, 5], 0, 0)) is None, "one is beyond the budget"
+    assert policy.pick(seen_by_adaptive([0, 5], 0, 4)) == 0, "in order at any time"
+    assert AdaptiveWindow().window(8) == 8
+    assert AdaptiveWindow(lag_budget=99).window(8) == 8
+    assert AdaptiveWindow(fraction=0.5).pick(seen_by_adaptive([3], 0, 4)) == 3
+
+
+def test_a_budget_too_small_for_n_is_refused() -> None:
+    with pytest.raises(ForgeError, match=r"lag_budget = 6: queue\.n = 8 makes a lag of 7 items possible"):
+        AdaptiveWindow(lag_budget=6).window(8)
+    with pytest.raises(ForgeError, match="a lag of 10 items possible"):
+        AdaptiveWindow(lag_budget=9, park_items=1, park_reach=3).window(8)
+    assert AdaptiveWindow(lag_budget=10, park_items=1, park_reach=3).window(8) == 1
+    with pytest.raises(ForgeError, match="lag_budget = -1"):
+        AdaptiveWindow(lag_budget=-1)
+    with pytest.raises(ForgeError, match="fraction = 2"):
+        AdaptiveWindow(fraction=2.0)
 
 
 # --- routers ------

@@ -20,7 +20,7 @@ from forge.types import ForgeError
 
 #: what parks items: early enough for the toy world's seconds, few positions, so that some die stale
 ESCAPE = "windowed_fifo with escape"
-SCHEDULERS = ["windowed_fifo", "strict_fifo", "greedy", "fffo", ESCAPE]
+SCHEDULERS = ["windowed_fifo", "strict_fifo", "greedy", "fffo", "adaptive_window", ESCAPE]
 
 
 def ruled(scheduler: str = "windowed_fifo", router: str = "least_loaded", **over: object) -> Scenario:

@@ -59,6 +59,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     n = draw(st.integers(k * batch, k * batch + 8))
     kinds: list[dict[str, Any]] = [{"kind": kind} for kind in ("strict_fifo", "greedy", "fffo")]
     kinds += [{"kind": "windowed_fifo", "fraction": f} for f in (0.1, 0.3, 0.7)]
+    kinds += [{"kind": "adaptive_window", "lag_budget": draw(st.integers(n, 2 * n))}]
     if n > k * batch:
         escape = {"park_items": draw(st.integers(1, n - k * batch)), "park_reach": draw(st.integers(1, 9))}
         kinds += 2 * [{"kind": "windowed_fifo", **escape, "park_after_s": draw(st.sampled_from([0.0, 0.4, 3.0]))}]

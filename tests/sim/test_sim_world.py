@@ -370,6 +370,21 @@ def test_the_escape_bounds_what_a_straggler_holds_up() -> None:
 # --- what it is for ------
 
 
+@pytest.mark.parametrize("concurrency", [6, 12])
+def test_an_adaptive_window_is_as_fast_as_the_widest_and_takes_fewer_out_of_order(concurrency: int) -> None:
+    def run_of(kind: str, **config: Any) -> tuple[float, int]:
+        scenario = with_scheduler(heavy_tail(concurrency=concurrency), kind, **config)
+        events = simulate(scenario).events
+        taken = [e.position for e in of_kind(events, ev.Taken)]
+        return measure(events, scenario)["trained_tokens_per_s"], sum(b < a for a, b in pairwise(taken))
+
+    widest, adaptive = run_of("greedy"), run_of("adaptive_window")
+    assert adaptive[0] > 0.98 * widest[0]
+    assert adaptive[1] < widest[1]
+    narrow = run_of("adaptive_window", lag_budget=11)  # N = 12: strict order
+    assert narrow == run_of("strict_fifo")
+
+
 def test_throughput_and_non_stationarity_rise_with_the_window() -> None:
     def mean_figures(kind: str, **config: float) -> tuple[float, float]:
         scenarios = [heavy_tail().model_copy(update={"seed": seed}) for seed in range(3)]
