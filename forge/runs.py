@@ -43,6 +43,9 @@ FILES = {
     "report.html": "the report: open it in a browser; its pictures are the *.png files here",
     "calibration.toml": "the simulator's model of this machine, fitted to the probe; use it with --calibration",
     "tune.json": "every candidate that tuning tried, and why it was or was not chosen",
+    "tune.md": "tuning's report: what it gains on held-out seeds, what trades for what, how sure the choice is",
+    "pareto.png": "throughput of those candidates against lag, non-stationarity and p99 time to first token",
+    "importance.png": "how much each key that tuning varied mattered",
     "sensitivity.png": "throughput, lag, idle time and non-stationarity of those candidates against the window",
     "probe/": "the short live run that calibration measured: a run folder of its own",
     "pool.sqlite": "the data pool of a live run: items and trajectories; `--resume` goes on from it",
@@ -92,7 +95,7 @@ class RunFolder:
         folder = cls(_new_folder(Path(root), scenario.name))
         write_json(folder.path / "scenario.resolved.json", resolved(scenario))
         queue = {"n": scenario.queue.n, "concurrency": scenario.queue.concurrency}
-        deployed = policy_toml(scenario.policy, queue, comment=f"deployed by {scenario.name}")
+        deployed = policy_toml(scenario.policy, {"queue": queue}, comment=f"deployed by {scenario.name}")
         write_text(folder.path / "policy.toml", deployed)
         listing = "".join(f"{name:<24}{what}\n" for name, what in FILES.items())
         write_text(folder.path / "README.txt", f"A run of Forge. Not every run makes every file.\n\n{listing}")

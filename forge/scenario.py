@@ -21,6 +21,9 @@ from forge.sections import DomainMix, Efficiency, EngineSection, Eval, Live, Mod
 from forge.sections_sim import Sim
 from forge.types import ForgeError
 
+#: tables that a policy file may hold beside the slots: what is tuned with them, over the scenario's
+BESIDE = ("queue", "engine", "sim")
+
 
 class Scenario(Section):
     """Everything a run needs besides the code. `name` and the opening comment of the file say which question."""
@@ -38,6 +41,7 @@ class Scenario(Section):
     efficiency: Efficiency = Efficiency()
     sim: Sim = Sim()
     live: Live = Live()
+    tune: dict[str, Any] = Field(default_factory=dict)  # the search space of `forge tune` (sim.space_text), unread here
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:
@@ -165,19 +169,32 @@ def load(
         owners["sim"] = str(calibration)
     if policy is not None:
         tuned = read_toml(Path(policy))
-        queue = tuned.pop("queue", {})
-        for source, table in ((policy, queue), (path, data.setdefault("queue", {}))):
-            if not isinstance(table, dict):
-                raise ForgeError(f"{source}: queue = {table!r}: must be a table")
+        for key in (table for table in BESIDE if table in tuned):
+            _lay_over(data, key, tuned.pop(key), (str(path), str(policy)), owners)
         data["policy"] = tuned
-        data["queue"] |= queue
-        owners |= {"policy": str(policy), **{f"queue.{key}": str(policy) for key in queue}}
+        owners["policy"] = str(policy)
     for setting in sets:
         owners[apply_setting(data, setting)] = f"--set {setting}"
     scenario = parse(data, str(path), owners)
     if not tuning:
         scenario.check_lag_budget()
     return scenario
+
+
+def _lay_over(
+    data: dict[str, Any], key: str, value: Any, sources: tuple[str, str], owners: dict[str, str], prefix: str = ""
+) -> None:
+    """Put `value` at `key`, table by table; `sources`: of the scenario and of what is laid over it."""
+    path = f"{prefix}{key}"
+    if prefix and not isinstance(value, dict):
+        data[key] = value
+        owners[path] = sources[1]
+        return
+    for source, table in ((sources[1], value), (sources[0], data.setdefault(key, {}))):
+        if not isinstance(table, dict):
+            raise ForgeError(f"{source}: {path} = {table!r}: must be a table")
+    for inner, one in value.items():
+        _lay_over(data[key], inner, one, sources, owners, f"{path}.")
 
 
 def find(path: str | Path) -> Path:
@@ -242,11 +259,9 @@ def apply_setting(data: dict[str, Any], setting: str) -> str:
     return ".".join(parts)
 
 
-def policy_toml(policies: Policies, queue: dict[str, Any] | None = None, comment: str = "") -> str:
-    """A `policy.toml`: the slots, and the queue numbers tuned with them."""
-    dumped = _configuration(TypeAdapter(Policies).dump_python(policies, mode="json"))
-    if queue:
-        dumped["queue"] = queue
+def policy_toml(policies: Policies, beside: dict[str, Any] | None = None, comment: str = "") -> str:
+    """A `policy.toml`: the slots, and the tables tuned with them (`BESIDE`)."""
+    dumped = _configuration(TypeAdapter(Policies).dump_python(policies, mode="json")) | (beside or {})
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + tomli_w.dumps(dumped)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from forge import trace as ev
 from forge.metrics import summarise
 from forge.metrics.intervals import Interval, mean_interval
 from forge.scenario import Scenario
+from forge.types import Json
 
 Figures = dict[str, float]
 
-#: Keys of `summary.json`, so that prediction and measurement stand side by side under one name.
+#: Keys of `summary.json`, inner ones dotted, so that prediction and measurement stand side by side under one name.
 KEYS = (
     "throughput_tokens_per_s",
     "trained_tokens_per_s",
@@ -23,13 +25,21 @@ KEYS = (
     "nonstationarity",
     "steps",
     "wall_s",
+    "ttft_s.p99",
 )
 
 
 def measure(events: Sequence[ev.Event], scenario: Scenario) -> Figures:
     """The figures of a run, without those that it is too short to have."""
     summary = summarise(events, scenario)
-    return {key: float(summary[key]) for key in KEYS if summary[key] is not None}
+    found = {key: _figure(summary, key) for key in KEYS}
+    return {key: float(value) for key, value in found.items() if value is not None}
+
+
+def _figure(summary: Json, key: str) -> Any:
+    whole, _, part = key.partition(".")
+    value = summary[whole]
+    return value[part] if part and value is not None else value
 
 
 def intervals(runs: Sequence[Mapping[str, float]]) -> dict[str, Interval]:

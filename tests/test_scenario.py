@@ -236,7 +236,7 @@ def test_a_value_is_toml_or_a_bare_word(value: object) -> None:
 def test_a_policy_file_replaces_policies_and_its_queue_numbers(good: Path, tmp_path: Path) -> None:
     tuned = parse(base(policy={"scheduler": {"kind": "windowed_fifo", "fraction": 0.5}}), "t").policy
     path = tmp_path / "policy.toml"
-    path.write_text(policy_toml(tuned, {"n": 20, "concurrency": 10}, comment="tuned\nby a test"))
+    path.write_text(policy_toml(tuned, {"queue": {"n": 20, "concurrency": 10}}, comment="tuned\nby a test"))
     assert path.read_text().startswith("# tuned\n# by a test\n")
     scenario = load(good, policy=path)
     assert (scenario.queue.n, scenario.queue.concurrency, scenario.shape().window) == (20, 10, 10)

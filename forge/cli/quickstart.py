@@ -23,6 +23,7 @@ PROBE_S = 20.0
 PREDICTION_SEEDS = range(5)
 #: Long enough for tens of steps, short enough that the whole sweep takes seconds.
 TUNE_HORIZON_S = 60.0
+TUNE_SEEDS = range(8)  # four to choose on, four held out
 TUNE_FRACTIONS = (0.0, 0.15, 0.3, 0.5, 1.0)
 
 
@@ -73,13 +74,15 @@ def probe(scenario: Scenario, folder: RunFolder, console: Console) -> Scenario:
 
 
 def tune_policy(scenario: Scenario, folder: RunFolder, console: Console) -> Scenario:
-    from sim.tune import tune, write
+    from sim.candidates import default_space
+    from sim.tune import tune
+    from sim.tune_files import write
 
     console.print("[bold]2/4[/] tune the train scheduler in the simulator", highlight=False)
     horizon = scenario.stop.model_copy(update={"seconds": TUNE_HORIZON_S})
     short = scenario.model_copy(update={"stop": horizon})
-    tuned = tune(short, seeds=range(4), fractions=TUNE_FRACTIONS, console=console)
-    write(tuned, folder.path / "policy.toml")
+    tuned = tune(short, space=default_space(short, TUNE_FRACTIONS), seeds=TUNE_SEEDS, console=console)
+    write(tuned, folder.path / "policy.toml", folder.command())
     console.print(tuned.why(), highlight=False)
     return tuned.scenario.model_copy(update={"stop": scenario.stop})
 

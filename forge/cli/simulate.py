@@ -1,4 +1,4 @@
-"""Commands that need no torch: sim, tune, replay, report, doctor."""
+"""Commands that need no torch: sim, replay, report, doctor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from forge import scenario as scenarios
 from forge import trace as ev
 from forge.cli import app
-from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, check_out, print_json
+from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, print_json
 from forge.scenario import Scenario
 from forge.types import ForgeError, Json
 
@@ -37,7 +37,7 @@ def sim(
     from forge.cli.finish import check_trained, show_headline
 
     loaded = scenarios.load(scenario, sets or (), policy)
-    _warn(loaded)
+    warn_of(loaded)
     folder, summary, planned = _streamed(loaded, runs) if no_trace else _traced(loaded, runs)
     if as_json:
         print_json(summary)
@@ -73,7 +73,7 @@ def _traced(scenario: Scenario, runs: Path) -> tuple[RunFolder, Json, str]:
     return folder, finish(folder), ""
 
 
-def _warn(scenario: Scenario) -> None:
+def warn_of(scenario: Scenario) -> None:
     for line in scenario.warnings():
         print(f"warning: {line}", file=sys.stderr)
 
@@ -91,33 +91,6 @@ def compile_core() -> None:
     with Console(stderr=True).status("compiling the simulator's core: two minutes"):
         made = compiled.build()
     print(made)
-
-
-@app.command()
-def tune(
-    scenario: ScenarioArg,
-    out: Annotated[Path, typer.Option("-o", "--out", help="The policy file to write.")] = Path("policy.toml"),
-    seeds: Annotated[int, typer.Option(min=2, help="Simulated seeds per candidate.")] = 5,
-    sets: Sets = None,
-    calibration: Annotated[
-        Path | None, typer.Option(help="A \\[sim] section fitted by `forge calibrate` to your machine.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Sweep window, N and concurrency under the lag budget; write the policy, tune.json and sensitivity.png."""
-    from sim.tune import to_dict, tune, write
-
-    loaded = scenarios.load(scenario, sets or (), calibration=calibration, tuning=True)
-    _warn(loaded)
-    check_out(out)
-    tuned = tune(loaded, seeds=range(seeds))
-    written = write(tuned, out)
-    if as_json:
-        print_json(to_dict(tuned))
-        return
-    console = Console()
-    console.print(tuned.why(), highlight=False)
-    console.print(f"wrote {', '.join(str(p) for p in written)}", highlight=False)
 
 
 @app.command()

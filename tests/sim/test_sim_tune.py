@@ -8,29 +8,40 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from sim_scenarios import build, heavy_tail
+from sim_scenarios import heavy_tail
 
-from forge.scenario import load
+from forge.scenario import Scenario, load
 from forge.sections import Efficiency
 from forge.types import ForgeError
-from sim.candidates import Candidate, candidates
+from sim.candidates import Candidate, candidate, default_space
 from sim.choose import Budgets, Choice, Judged, choose, judge
 from sim.measure import KEYS, Figures
 from sim.predict import predict
-from sim.tune import Tuned, tune, write
+from sim.space import Space
+from sim.tune import Tuned, tune
+from sim.tune_files import write
 
 QUIET = Console(file=io.StringIO())
+SEEDS = (0, 1, 2, 3)
+
+
+def small(scenario: Scenario) -> Space:
+    return default_space(scenario, fractions=(0.3, 1.0), ns=(16,), concurrencies=(8,))
+
+
+def swept(scenario: Scenario) -> list[Candidate]:
+    return [candidate(scenario, point) for point in default_space(scenario).points or ()]
 
 
 @pytest.fixture(scope="module")
 def tuned() -> Tuned:
     scenario = heavy_tail(items=30, lag_budget=24, n=16, concurrency=8)
-    return tune(scenario, seeds=(0, 1), fractions=(0.3, 1.0), ns=(16,), concurrencies=(8,), workers=1, console=QUIET)
+    return tune(scenario, space=small(scenario), seeds=SEEDS, workers=1, console=QUIET)
 
 
 @pytest.fixture(scope="module")
 def written(tuned: Tuned, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write(tuned, tmp_path_factory.mktemp("tune") / "new" / "policy.toml")
+    return write(tuned, tmp_path_factory.mktemp("tune") / "new" / "policy.toml", "forge tune x")
 
 
 # --- candidates ------
@@ -38,33 +49,33 @@ def written(tuned: Tuned, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 def test_candidates_keep_the_lag_budget_and_validity() -> None:
     scenario = heavy_tail(n=24, concurrency=12, lag_budget=30)
-    swept = candidates(scenario)
-    assert all(c.n + c.window - 2 <= 30 and c.concurrency <= c.n and c.n >= 4 for c in swept)
-    assert len(set(swept)) == len(swept)
-    assert max(c.n for c in swept) == 31  # strict order: N + 1 - 2 = 30
-    assert max(c.window for c in swept) == 16  # greedy: 2N - 2 = 30
-    for c in swept:
+    found = swept(scenario)
+    assert all((c.lag_bound or 0) <= 30 and c.concurrency <= c.n and c.n >= 4 for c in found)
+    assert len(set(found)) == len(found)
+    assert max(c.n for c in found) == 31  # strict order: N + 1 - 2 = 30
+    assert max(c.window or 0 for c in found) == 16  # greedy: 2N - 2 = 30
+    for c in found:
         shape = c.of(scenario).shape()
         assert (shape.n, shape.window) == (c.n, c.window)
-        assert (c.n, c.concurrency, 1) in {(s.n, s.concurrency, s.window) for s in swept}
+        assert (c.n, c.concurrency, 1) in {(s.n, s.concurrency, s.window) for s in found}
 
 
 def test_without_a_lag_budget_n_is_fixed() -> None:
-    swept = candidates(heavy_tail(n=24, concurrency=12))
-    assert {c.n for c in swept} == {24}
-    assert {c.window for c in swept} == {1, 2, 4, 7, 12, 18, 24}
+    found = swept(heavy_tail(n=24, concurrency=12))
+    assert {c.n for c in found} == {24}
+    assert {c.window for c in found} == {1, 2, 4, 7, 12, 18, 24}
 
 
 def test_a_budget_that_leaves_nothing_is_a_users_error() -> None:
     with pytest.raises(ForgeError, match=r"queue\.lag_budget = 2: no N in reach"):
-        candidates(heavy_tail(lag_budget=2))
-    with pytest.raises(ForgeError, match="at least two"):
-        tune(heavy_tail(), seeds=(1,), workers=1)
+        default_space(heavy_tail(lag_budget=2))
+    with pytest.raises(ForgeError, match="at least four"):
+        tune(heavy_tail(), seeds=(1, 1, 2, 3), workers=1)
 
 
 # --- judging ------
 
-STRICT, HALF, FULL = (Candidate(8, 8, w, w / 8) for w in (1, 4, 8))
+STRICT, HALF, FULL = (Candidate(8, 8, w, 8 + w - 2, 1, (("policy.scheduler.fraction", w / 8),)) for w in (1, 4, 8))
 
 
 def figures(speed: float, nonstationarity: float, lag: float = 5.0) -> Figures:
@@ -158,29 +169,31 @@ def test_the_pareto_front() -> None:
 
 
 def test_the_files(written: list[Path]) -> None:
-    policy, table, picture = written
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    policy, table, report, *pictures = written
+    assert [one.name for one in pictures] == ["pareto.png", "importance.png", "sensitivity.png"]
+    assert all(one.read_bytes().startswith(b"\x89PNG") for one in pictures)
+    assert all(f"({one.name})" in report.read_text() for one in pictures)
+    assert "Made by `forge tune x`" in report.read_text()
     text = policy.read_text()
     assert text.startswith("# Tuned in simulation on scenario 'test', seeds 0, 1: W = ")
     assert "Objective: most trained tokens/s" in text
     data = json.loads(table.read_text())
-    assert len(data["candidates"]) == 2  # greedy at N = 16 would lag 30 > 24
-    assert {row["window"] for row in data["candidates"]} == {1, 4}
+    assert {row["window"] for row in data["candidates"]} == {1, 4}  # greedy at N = 16 would lag 30 > 24
     assert data["chosen"] in data["candidates"]
     assert all(row["feasible"] == (row["infeasible_reason"] is None) for row in data["candidates"])
 
 
 def test_the_policy_deploys(tuned: Tuned, written: list[Path], tmp_path: Path) -> None:
-    scenario = build({"n": 8, "batch": 4, "concurrency": 4, "group": 2})
     source = tmp_path / "scenario.toml"
     source.write_text('name = "x"\nstop = {items = 8}\ndomains = [{name = "agent"}]\n')
     deployed = load(source, policy=written[0])
-    assert deployed.policy.scheduler == tuned.scenario.policy.scheduler != scenario.policy.scheduler
-    assert deployed.queue.n == tuned.scenario.queue.n
-    assert deployed.shape().window == tuned.choice.chosen.candidate.window
+    adopted = tuned.adopted.candidate
+    assert deployed.policy == tuned.scenario.policy
+    assert (deployed.queue.n, deployed.queue.concurrency) == (adopted.n, adopted.concurrency)
+    assert deployed.shape().window == adopted.window
 
 
 def test_workers_change_nothing(tuned: Tuned) -> None:
     scenario = tuned.scenario
-    again = tune(scenario, seeds=(0, 1), fractions=(0.3, 1.0), ns=(16,), concurrencies=(8,), workers=2, console=QUIET)
-    assert again.judged == tuned.judged
+    again = tune(scenario, space=small(scenario), seeds=SEEDS, workers=2, console=QUIET)
+    assert (again.judged, again.validation) == (tuned.judged, tuned.validation)
