@@ -199,8 +199,9 @@ class Instances:
             ours.popleft()
         _, own, own_tokens, own_pairs = ours[0]
         state.others = max(0, running + waiting - own)
-        state.other_tokens = max(0, tokens - own_tokens)
-        state.other_pairs = max(0, pairs - own_pairs)
+        # Of nobody's requests is nothing to be computed: without them ours have more to compute than was expected.
+        state.other_tokens = max(0, tokens - own_tokens) if state.others else 0
+        state.other_pairs = max(0, pairs - own_pairs) if state.others else 0
 
     def stored(self, instance: int, chains: Iterable[tuple[int, int]]) -> None:
         """It told which chains' stored blocks changed, with the blocks they have now."""

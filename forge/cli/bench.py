@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from forge.cli import app
@@ -93,6 +94,50 @@ def sim_speed(
         print_json({"bench": "sim-speed", "machine": machine(), **result})
         return
     console.print(result["protocol"], highlight=False)
+    show_figures(console, result)
+
+
+@bench.command()
+def routing(
+    data: Data = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One load, one signal, two seeds, short traces: half a minute.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Routers on recorded work, by load, routers in parallel and age of signals: paired mean TTFT. Ten minutes."""
+    from sim.routing_bench import FULL, QUICK, run
+
+    console = Console(stderr=as_json)
+    columns = TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("runs", total=None)
+        result = run(data, QUICK if quick else FULL, lambda done, of: progress.update(task, completed=done, total=of))
+    if as_json:
+        print_json({"bench": "routing", "machine": machine(), **result})
+        return
+    show_routing(console, result)
+
+
+def show_routing(console: Console, result: Json) -> None:
+    console.print(result["protocol"], highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("work", "load", "routers", "signal s", "ours s", "best other s", "which", "gain", "beaten by"):
+        table.add_column(title, justify="left" if title in ("work", "which", "beaten by") else "right")
+    for row in result["rows"]:
+        by_name, best = row["routers_compared"], row["best_baseline"]
+        table.add_row(
+            row["workload"],
+            *(f"{row[key]:g}" for key in ("load", "routers", "signal_s")),
+            *(f"{by_name[name]['ttft_s']:.3f}" for name in ("seconds", best)),
+            best,
+            f"{row['gain']:+.1%}",
+            ", ".join(row["beaten_by"]),
+        )
+    if result["rows"]:
+        console.print(table)
+    for name, reason in result["left_out"].items():
+        console.print(f"left out: {name}, {reason}", highlight=False)
     show_figures(console, result)
 
 

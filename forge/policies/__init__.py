@@ -14,6 +14,7 @@ from forge.policies.kv import ComesBack, KvRetention, Lru
 from forge.policies.placement import Aggregated, Conditional, Disaggregated, LeastDelay, Placement
 from forge.policies.router import LeastLoaded, Random, RoundRobin, Router
 from forge.policies.router_published import CacheAware, Dynamo, Llmd, PrefixAffinity, Sglang, VllmDp
+from forge.policies.router_seconds import Seconds
 from forge.policies.scheduler import Fffo, Greedy, Parking, StrictFifo, TrainScheduler, WindowedFifo
 from forge.policies.scheduler_adaptive import AdaptiveWindow
 from forge.policies.speculation import CostAware, Fixed, Off, Speculation
@@ -21,7 +22,7 @@ from forge.policies.sync import EveryK, WeightSync
 
 AnyScheduler = Annotated[StrictFifo | Greedy | Fffo | WindowedFifo | AdaptiveWindow, Discriminator("kind")]
 AnyRouter = Annotated[
-    RoundRobin | Random | LeastLoaded | CacheAware | Sglang | Dynamo | Llmd | VllmDp | PrefixAffinity,
+    RoundRobin | Random | LeastLoaded | CacheAware | Sglang | Dynamo | Llmd | VllmDp | PrefixAffinity | Seconds,
     Discriminator("kind"),
 ]
 AnySync = EveryK
@@ -83,6 +84,7 @@ __all__ = [
     "Random",
     "RoundRobin",
     "Router",
+    "Seconds",
     "Sglang",
     "Speculation",
     "StrictFifo",
