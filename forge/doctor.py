@@ -46,7 +46,9 @@ def checks() -> list[Check]:
             fix="a live run works on one core, slowly",
         ),
         _packages(
-            "simulate, tune, replay, report", ("simpy", "numpy", "matplotlib", "pydantic"), "pip install forge-rl"
+            "simulate, tune, replay, report",
+            ("simpy", "numpy", "matplotlib", "pydantic", "optuna"),
+            "pip install forge-rl",
         ),
         _packages(
             "live training (gateway, embedded engine, CISPO)",

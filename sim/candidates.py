@@ -58,7 +58,10 @@ def at(scenario: Scenario, point: Point) -> Scenario:
     data = resolved(scenario)
     for path, value in sorted(point, key=lambda pair: not pair[0].endswith(".kind")):
         _put(data, path, value)
-    if not any(path == "queue.concurrency" for path, _ in point):
+    paths = {path for path, _ in point}
+    if "queue.n" in paths:
+        data["queue"]["n_from_lag_budget"] = False
+    if "queue.concurrency" not in paths:
         data["queue"]["concurrency"] = min(data["queue"]["concurrency"], data["queue"]["n"])
     return parse(data, scenario.name)
 

@@ -161,7 +161,15 @@ def _digest(*what: Any) -> bytes:
 def _identity(scenario: Scenario, space: Space, seeds: Sequence[int]) -> str:
     """Of everything that a figure or a point depends on."""
     dimensions = [repr(dimension) for dimension in space.dimensions]
-    return _digest(resolved(scenario), dimensions, space.points, list(seeds), _sources()).hex()[:12]
+    whole = resolved(scenario), dimensions, space.points, list(seeds), _files(scenario), _sources()
+    return _digest(*whole).hex()[:12]
+
+
+def _files(scenario: Scenario) -> list[str]:
+    """Of the files that a deployment names."""
+    on = scenario.sim.deployment
+    named = [] if on is None else [Path(one) for one in (on.model, on.hardware, on.calibration) if one]
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in named if path.is_file()]
 
 
 def _sources() -> str:

@@ -28,7 +28,7 @@ class Tuned:
     """The result of tuning. `scenario` has the policy that is adopted: the chosen one, or the scenario's own where
     held-out seeds do not show it to be better. `seeds`: those it was chosen on. `again`: who is chosen when the seeds
     are drawn anew, and how often. `illegal`: points that are no scenario within the lag budget. `kept`: runs that an
-    earlier life had made."""
+    earlier life had made. `own_n_follows`: the scenario derives N from its lag budget; what is tuned is a number."""
 
     scenario: Scenario
     space: Space
@@ -41,6 +41,7 @@ class Tuned:
     validation: Validation
     again: list[tuple[Judged, float]]
     kept: int
+    own_n_follows: bool
 
     @property
     def adopted(self) -> Judged:
@@ -128,6 +129,7 @@ def tune(
         validation=validation,
         again=again(judged),
         kept=study.kept,
+        own_n_follows=scenario.queue.n_from_lag_budget,
     )
 
 

@@ -37,7 +37,10 @@ def write(tuned: Tuned, policy: Path, command: str = "") -> list[Path]:
 
 def tables(tuned: Tuned) -> dict[str, Any]:
     """What a policy file holds beside the slots: the queue's numbers, and the fleet where that was tuned."""
-    held: dict[str, Any] = {"queue": {"n": tuned.scenario.queue.n, "concurrency": tuned.scenario.queue.concurrency}}
+    queue = tuned.scenario.queue
+    held: dict[str, Any] = {"queue": {"n": queue.n, "concurrency": queue.concurrency}}
+    if tuned.own_n_follows:
+        held["queue"]["n_from_lag_budget"] = False
     for path, value in tuned.adopted.candidate.point:
         *parts, key = path.split(".")
         if parts[0] not in ("policy", "queue"):

@@ -72,6 +72,11 @@ def forge(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
         (["export", "missing"], "nothing to export: give --perfetto, --parquet or both"),
         (["export", "missing", "--parquet", "-o", "x"], "--out x: is the file of --perfetto"),
         (["tune", "quickstart", "--seeds", "1"], "Invalid value for '--seeds'"),
+        (["tune", "quickstart", "--param", "engine.instancs=1,2"], "--param: engine.instancs: not a key that can be"),
+        (["tune", "quickstart", "--param", "engine.instances=2"], "nor choices; give a range such as 0.1..0.9"),
+        (["tune", "quickstart", "--space", "missing.toml"], "missing.toml: no such file"),
+        (["tune", "quickstart", "--set", "tune.queue.nn=3"], "quickstart: [tune]: queue.nn: not a key"),
+        (["tune", "quickstart", "--set", "queue.lag_budget=3"], "queue.lag_budget = 3: no N in reach"),
     ],
 )
 def test_user_errors(
@@ -301,3 +306,18 @@ def test_every_reader_of_a_trace_says_the_same_of_an_empty_one(
     assert forge(monkeypatch, *command, "latest") == 2
     assert f"error: {folder.path}/trace.jsonl: the trace is empty" in capsys.readouterr().err
     assert sorted(folder.path.iterdir()) == sorted([*before, folder.trace]), "something was left behind"
+
+
+def test_tune_says_the_same_as_its_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    policy = tmp_path / "policy.toml"
+    small = ("--set", "stop.items=40", "--set", "queue.group=2", "--seeds", "4", "--workers", "1", "--json")
+    space = tmp_path / "space.toml"
+    space.write_text("policy.scheduler.fraction = [0.1, 0.3]\n")
+    assert forge(monkeypatch, "tune", "quickstart", "-o", str(policy), "--space", str(space), *small) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told == json.loads((tmp_path / "tune.json").read_text())
+    assert len(told["candidates"]) == 2
+    assert told["held_out"]["seeds"] == [2, 3]
+    assert forge(monkeypatch, "sim", "quickstart", "--policy", str(policy), *SMALL, "--runs", str(tmp_path)) == 0

@@ -15,6 +15,7 @@ from forge.policies import Conditional
 from forge.scenario import Scenario, parse
 from forge.sections_rollout import Prefill, Speculation, TierSizes
 from sim.machines import machines
+from sim.space_text import from_table, space_of
 from sim.streaming import stream
 
 README = Path(__file__).parent.parent / "README.md"
@@ -72,7 +73,13 @@ def test_every_table_is_there_once() -> None:
         "sim.speculation",
         "policy.speculation",
     ]
-    assert names == [*tables, 'deployments."qwen3_8b h100_sxm vllm TP2"']
+    assert names == [*tables, 'deployments."qwen3_8b h100_sxm vllm TP2"', "tune"]
+
+
+def test_the_search_space_is_one(scenario: Scenario) -> None:
+    (block,) = [tomllib.loads(block) for block in BLOCKS if block.startswith("[tune]")]
+    space = space_of(from_table(block["tune"], "README.md"), scenario)
+    assert sorted(str(one) for one in space.dimensions) == ["0..1", "0.1..0.9", "2, 4, 8", "least_loaded, dynamo"]
 
 
 def test_the_calibration_is_the_one_that_the_deployment_names(scenario: Scenario) -> None:

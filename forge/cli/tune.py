@@ -102,6 +102,6 @@ def _space(scenario: Scenario, path: Path | None, params: Sequence[str]) -> Spac
     if path is not None:
         written = from_table(scenarios.read_toml(path), str(path))
     else:
-        written = from_table(scenario.tune, "tune")
+        written = from_table(scenario.tune, f"{scenario.name}: [tune]")
     written |= from_params(params)
     return space_of(written, scenario) if written else None

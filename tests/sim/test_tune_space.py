@@ -134,6 +134,14 @@ def test_a_scenarios_own_space_is_read_and_names_itself(tmp_path: Path) -> None:
         space_of(from_table({"engine": {"slotz": [1, 2]}}, "tune"), scenario)
 
 
+def test_a_tuned_n_is_a_number_where_the_scenarios_follows_from_its_budget() -> None:
+    queue = {"batch": 4, "concurrency": 8, "group": 2, "lag_budget": 20, "n_from_lag_budget": True}
+    scenario = build(queue)
+    assert scenario.queue.n == 17
+    assert at(scenario, (("queue.n", 12),)).queue.n == 12
+    assert at(scenario, ((FRACTION, 0.1),)).queue.n == 20
+
+
 def test_no_point_over_the_lag_budget_and_none_that_deadlocks_is_a_candidate() -> None:
     scenario = build({"n": 16, "batch": 4, "concurrency": 8, "group": 2, "lag_budget": 20})
     with pytest.raises(ForgeError, match=r"queue\.lag_budget = 20"):
