@@ -32,8 +32,9 @@ _QUEUE = {"policy.scheduler.kind", "policy.scheduler.fraction", "queue.n", "queu
 def plot(judged: Sequence[Judged], chosen: Judged, title: str, path: Path) -> None:
     """Of windows, N and C: curves against W. Of any other keys: a row of panels each."""
     paths = list(dict.fromkeys(key for j in judged for key, _ in j.candidate.point))
-    figure = _against_keys(judged, chosen, paths) if set(paths) - _QUEUE else _against_windows(judged, chosen)
-    figure.suptitle(title, fontsize=11)
+    wide = bool(set(paths) - _QUEUE)
+    figure = _against_keys(judged, chosen, paths) if wide else _against_windows(judged, chosen)
+    figure.suptitle(f"{title}; {'means' if wide else 'bands: 95%'} over seeds", fontsize=11)
     # No software version in the file: the same sweep gives the same bytes.
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)

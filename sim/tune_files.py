@@ -26,7 +26,7 @@ def write(tuned: Tuned, policy: Path, command: str = "") -> list[Path]:
     best, weights = tuned.choice.chosen, importances(tuned.judged)
     plot_front(tuned, pictures[0])
     plot_importances(weights, pictures[1])
-    title = f"{tuned.scenario.name}: {_name(best)} chosen; bands: 95% over seeds"
+    title = f"{tuned.scenario.name}: {_name(best)} chosen"
     plot(tuned.judged, best, title, pictures[2])
     write_text(table, json.dumps(to_dict(tuned, command), indent=2) + "\n")
     write_text(report, "\n".join(_lines(tuned, command, weights)) + "\n")
