@@ -59,9 +59,7 @@ def main() -> None:
         write_json(HERE / "day.json", run((), None))
     else:
         write_json(HERE / "results.json", {"items": given.items, "variants": measure(VARIANTS, given.items)})
-    results, day = (
-        read_json(HERE / name) if (HERE / name).is_file() else None for name in ("results.json", "day.json")
-    )
+    results, day = read_json(HERE / "results.json"), read_json(HERE / "day.json")
     write_text(HERE / "results.md", "\n".join(lines(results, day)) + "\n")
     if results is not None:
         plot(results["variants"])
@@ -84,10 +82,10 @@ def run(settings: tuple[str, ...], items: int | None) -> dict[str, Any]:
     cut = () if items is None else (f"stop.items={items}",)
     done = stream(scenarios.load(NAME, [*settings, *cut]))
     summary, last = done.summary(), max(item.submitted_s for item in done.run.items.values())
-    begin = BEGIN_S if last > 2 * BEGIN_S else 0.0
-    trained = sum(len(step.positions) for step in done.run.steps if begin < step.committed_s <= last)
+    begin, end = (BEGIN_S, last) if last > 2 * BEGIN_S else (0.0, summary["wall_s"])
+    trained = sum(len(step.positions) for step in done.run.steps if begin < step.committed_s <= end)
     return {
-        "items_per_s": trained / (last - begin),
+        "items_per_s": trained / (end - begin),
         "cached_share": summary["cached_share"],
         "engine_idle_fraction": summary["engine_idle_fraction"],
         "trainer_idle_fraction": summary["trainer_idle_fraction"],
@@ -127,7 +125,8 @@ def lines(results: dict[str, Any] | None, day: dict[str, Any] | None) -> list[st
         out += [
             f"## One thing changed, first {results['items']:,} items",
             "",
-            "Items/s of the time after the first quarter of an hour while items are submitted, all else of the whole run.",
+            "Items/s of the time after the first quarter of an hour while items are submitted; all else of the whole",
+            "run.",
             "",
             *table(results["variants"]),
             "",
