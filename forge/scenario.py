@@ -104,21 +104,6 @@ class Scenario(Section):
     def _reach(self) -> str:
         return " + park_reach" if self.shape().park_items else ""
 
-    def warnings(self) -> list[str]:
-        """What may be meant, but is more likely a slip: one line each."""
-        room = self.engine.max_context
-        idle = [
-            f"policy.speculation.kind = {self.policy.speculation.kind!r}: there is no sim.speculation, the head that "
-            f"drafts, so nothing is drafted; add it"
-        ]
-        return (idle if isinstance(self.policy.speculation, Fixed) and self.sim.speculation is None else []) + [
-            f"sim.agents.{name}.context.limit_tokens = {limit}: above engine.max_context = {room}, so answers "
-            f"may be cut, and members die of refused prompts before they rewrite their context; raise the one "
-            f"or lower the other"
-            for name, agent in self.sim.agents.items()
-            if (limit := agent.context.limit_tokens) > room
-        ]
-
     def shape(self) -> QueueShape:
         """The queue's numbers under this scenario's policies. Raises ForgeError outside the validity condition."""
         scheduler = self.policy.scheduler
@@ -261,7 +246,8 @@ def apply_setting(data: dict[str, Any], setting: str) -> str:
 
 def policy_toml(policies: Policies, beside: dict[str, Any] | None = None, comment: str = "") -> str:
     """A `policy.toml`: the slots, and the tables tuned with them (`BESIDE`)."""
-    dumped = _configuration(TypeAdapter(Policies).dump_python(policies, mode="json")) | (beside or {})
+    given = TypeAdapter(Policies).dump_python(policies, mode="json", exclude_none=True)  # TOML has no null
+    dumped = _configuration(given) | (beside or {})
     head = "".join(f"# {line}\n" for line in comment.splitlines())
     return head + tomli_w.dumps(dumped)
 

@@ -141,7 +141,7 @@ class Cluster:
             if flight.phase == "gone":
                 return
             request = flight.request
-            request.sampled = 1
+            request.sampled, request.hit = 1, flight.first.hit
         else:
             self._ways.computed_here(self._flights[request])
         self._listener.on_first_token(instance, request)

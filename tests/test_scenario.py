@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forge.scenario import Scenario, apply_setting, load, parse, policy_toml, read_toml, resolved, scenarios_dir
 from forge.sections import Stop
+from forge.slips import slips
 from forge.types import ForgeError
 
 ONE_DRAFT = {"deployment": {"model": "qwen3_8b", "hardware": "h100_sxm"}, "speculation": {"acceptance": [0.5]}}
@@ -298,3 +299,18 @@ def test_an_escape_that_would_deadlock_is_refused_with_its_keys() -> None:
     tight = small.model_copy(update={"queue": small.queue.model_copy(update={"lag_budget": 12})})
     with pytest.raises(ForgeError, match=r"N \+ W - 2 \+ park_reach = 13 items of lag are possible"):
         tight.check_lag_budget()
+
+
+def test_policies_without_anything_to_decide_on_are_told() -> None:
+    """A warning each; none of the defaults, and none where the world has what they ask for."""
+    idle = {
+        "speculation": ({"kind": "fixed"}, "sim.speculation"),
+        "placement": ({"kind": "disaggregated"}, "sim.deployment.prefill"),
+        "kv": ({"kind": "comes_back"}, "sim.agents"),
+        "router": ({"kind": "cache_aware"}, "sim.signals"),
+    }
+    assert slips(load("quickstart")) == []
+    for slot, (policy, key) in idle.items():
+        (line,) = slips(load("quickstart", [f"policy.{slot}.kind={policy['kind']}"]))
+        assert line.startswith(f"policy.{slot}.kind = '{policy['kind']}': there is no {key}")
+    assert slips(load("campaign_m25", ["policy.kv.kind=comes_back"])) == []

@@ -16,6 +16,7 @@ from forge import trace as ev
 from forge.cli import app
 from forge.cli.options import RUNS, AsJson, PolicyFile, RunArg, Runs, ScenarioArg, Sets, print_json
 from forge.scenario import Scenario
+from forge.slips import slips
 from forge.types import ForgeError, Json
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _traced(scenario: Scenario, runs: Path) -> tuple[RunFolder, Json, str]:
 
 
 def warn_of(scenario: Scenario) -> None:
-    for line in scenario.warnings():
+    for line in slips(scenario):
         print(f"warning: {line}", file=sys.stderr)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import tomllib
 from dataclasses import fields, replace
 from typing import Any, get_args
 
@@ -30,7 +31,7 @@ from forge.policies import (
 from forge.policies.router_published import KvCentric, PrefixAffinity
 from forge.policies.sync import SyncMode
 from forge.queue import ItemQueue, QueueShape
-from forge.scenario import Scenario, parse, resolved
+from forge.scenario import Scenario, parse, policy_toml, resolved
 from forge.types import ForgeError, ItemState
 from forge.views import ItemView, QueueView, SyncView
 
@@ -65,6 +66,11 @@ class TestEveryPolicy:
         given_scenario = with_policy(slot, policy.kind)
         assert type(given_scenario.policy.slots()[slot]) is cls
         assert parse(resolved(given_scenario), "again") == given_scenario
+
+    def test_its_file_is_read_back(self, slot: str, cls: type[Any]) -> None:
+        given_scenario = with_policy(slot, cls().kind)
+        written = tomllib.loads(policy_toml(given_scenario.policy))
+        assert scenario(policy=written).policy == given_scenario.policy
 
     def test_refuses_unknown_keys_by_their_path(self, slot: str, cls: type[Any]) -> None:
         with pytest.raises(ValueError, match=rf"policy\.{slot}\.surprise: unknown key"):

@@ -230,6 +230,17 @@ def test_short_of_the_bound_a_prompt_stays() -> None:
     assert ahead.links.moved == 0
 
 
+def test_what_a_prefill_instance_found_is_known_with_the_first_token() -> None:
+    """The second prompt has four blocks in common with the first."""
+    hits: list[int | None] = []
+    jobs = (Job(0, 64, 2, ((1, 4),)), Job(10**6, 100, 2, ((1, 4),)))
+    run = Run(jobs, ("decode", "prefill"), budget=200)
+    run.arrive = lambda i: run.cluster.add(0, run.requests[i])  # type: ignore[method-assign]
+    run.on_first_token = lambda instance, request: hits.append(request.hit)  # type: ignore[method-assign]  # noqa: ARG005
+    run.run()
+    assert hits == [0, 64]
+
+
 def test_least_delay_spares_those_who_decode_and_waits_for_nobody() -> None:
     """Alone a prompt stays, as its KV need not cross; beside those who decode it goes; not behind a long queue."""
     policy = LeastDelay(token_s=1e-3, transfer_token_s=1e-4)
