@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pictures import palette, save
+
 HERE = Path(__file__).parent / "mooncake"
 NAMES = {
     "random": "random",
@@ -193,7 +195,7 @@ def plot_hits(results: dict[str, Any]) -> None:
         xscale="log", xlabel="cache (tokens)", ylabel=f"hit rate, of an endless cache's {endless:.1%}", ylim=(0, 1.05)
     )
     ax.legend()
-    save(figure, "hit_rate.png")
+    save(figure, HERE / "hit_rate.png")
 
 
 def plot_ttft(results: dict[str, Any]) -> None:
@@ -214,7 +216,7 @@ def plot_ttft(results: dict[str, Any]) -> None:
     ax.set(yscale="log", ylim=(1, 40), ylabel="mean TTFT (s)")
     ax.set_xticks(range(len(policies)), [NAMES[p] for p in policies])
     ax.legend()
-    save(figure, "ttft.png")
+    save(figure, HERE / "ttft.png")
 
 
 def plot_speed(results: dict[str, Any]) -> None:
@@ -231,23 +233,4 @@ def plot_speed(results: dict[str, Any]) -> None:
     ax.axvline(results["chosen"], color="0.5", linestyle=":", label="chosen")
     ax.set(yscale="log", xlabel="speed of arrivals, of the recorded", ylabel="mean TTFT (s); bands: published, 25%")
     ax.legend()
-    save(figure, "speed.png")
-
-
-def palette() -> tuple[Any, str, str, str]:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from forge.report.drawing import BLUE, GREEN, ORANGE, STYLE
-
-    plt.rcParams.update(STYLE)
-    return plt, BLUE, ORANGE, GREEN
-
-
-def save(figure: Any, name: str) -> None:
-    import matplotlib.pyplot as plt
-
-    figure.savefig(HERE / name, dpi=110)
-    plt.close(figure)
+    save(figure, HERE / "speed.png")

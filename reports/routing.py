@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from pictures import palette, save
+
 HERE = Path(__file__).parent / "routing"
 DATA = Path(__file__).parents[2] / "shared" / "data"
 WORK = {"claude_code": "Claude Code sessions, closed loop", "mooncake": "Mooncake conversations, open loop"}
@@ -144,7 +146,7 @@ def plot_gains(rows: list[dict[str, Any]]) -> None:
     ax.invert_yaxis()
     ax.axvline(15, color="0.5", linestyle=":")
     ax.set(xlabel="mean TTFT below the best baseline's (%), 95%; dotted: 15%")
-    save(figure, "gain.png")
+    save(figure, HERE / "gain.png")
 
 
 def plot_ttft(rows: list[dict[str, Any]]) -> None:
@@ -164,30 +166,11 @@ def plot_ttft(rows: list[dict[str, Any]]) -> None:
         ax.tick_params(labelsize=7)
         ax.set(xscale="log", xlabel="mean TTFT (s)")
         ax.set_title(f"{row['workload']}, {row['routers']} in parallel", fontsize=8)
-    save(figure, "ttft.png")
+    save(figure, HERE / "ttft.png")
 
 
 def label(row: dict[str, Any]) -> str:
     return f"{row['workload']} {row['load']:g}, {row['routers']} x, {row['signal_s']:g} s"
-
-
-def palette() -> tuple[Any, str, str, str]:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from forge.report.drawing import BLUE, GREEN, ORANGE, STYLE
-
-    plt.rcParams.update(STYLE)
-    return plt, BLUE, ORANGE, GREEN
-
-
-def save(figure: Any, name: str) -> None:
-    import matplotlib.pyplot as plt
-
-    figure.savefig(HERE / name, dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":
