@@ -78,8 +78,10 @@ class Rollout:
         self._block = scenario.sim.block
         signals = scenario.sim.signals
         self._signals = None
+        self._load = self._requests is None or control.policies.router.reads_load  # a trace keeps what was reported
         if signals is not None:
-            self._signals = Signals(env, self._fleet, signals.period_s, signals.delay_s, self._on_report)
+            times = signals.period_s, signals.delay_s
+            self._signals = Signals(env, self._fleet, *times, self._on_report, load=self._load)
         kv = control.policies.kv
         self._uses = None if isinstance(kv, Lru) else Uses(kv, self._fleet.forget)
         self._target = 0  # newest version to serve: what an instance loads when it comes up
@@ -179,8 +181,9 @@ class Rollout:
         free_tokens = report.free_blocks * self._block
         if self._requests is not None:
             views = self._control.views.instances
-            load = report.running, report.waiting, free_tokens, report.queued_tokens, report.queued_pairs
-            views.reported(report.instance, report.seen_s, *load)
+            if self._load:
+                load = report.running, report.waiting, free_tokens, report.queued_tokens, report.queued_pairs
+                views.reported(report.instance, report.seen_s, *load)
             views.stored(report.instance, report.chains)
             return
         self._control.account(
