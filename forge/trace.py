@@ -222,6 +222,18 @@ class Usage(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvHits(Event):
+    """Prompt tokens since the life began by where they were found when their request arrived: in the instance's own KV
+    (`l1`), in its host memory, in the store of all, or nowhere. Of worlds that have tiers, and requests with a path."""
+
+    e: ClassVar[str] = "kv_hits"
+    l1: int
+    l2: int
+    l3: int
+    missed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyCall(Event):
     """One call of a policy method, in order. `view` is the crc32 of the view's canonical text."""
 
@@ -315,18 +327,39 @@ def read(path: Path) -> Iterator[Event]:
         raise TraceError(f"{path}: no trace here; give a run folder that holds trace.jsonl")
     if not has_events(path):
         raise TraceError(f"{path}: the trace is empty: its run was killed before the first event; give another run")
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
-                return
-            try:
-                event = decode(line)
-            except TraceError as error:
-                raise TraceError(f"{path}:{number}: {error}") from None
-            if number == 1 and not (isinstance(event, RunStarted) and event.schema in READABLE):
-                found = f"schema {event.schema}" if isinstance(event, RunStarted) else f"{event.e!r} first"
-                raise TraceError(f"{path}:1: a trace of schema {SCHEMA} begins with run_started; here is {found}")
-            yield event
+    yield from Tail(path).new()
+
+
+class Tail:
+    """A trace file that may still be written: `new` gives the events that came since it was last asked, whole lines
+    only. Raises TraceError as `read` does for lines; nothing has come where there is no file yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = 0  # of the last line given
+        self._offset = 0
+
+    def new(self) -> Iterator[Event]:
+        if not self.path.is_file():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.number += 1
+                self._offset += len(line)
+                yield self._event(line.decode("utf-8", "replace"))
+
+    def _event(self, line: str) -> Event:
+        try:
+            event = decode(line)
+        except TraceError as error:
+            raise TraceError(f"{self.path}:{self.number}: {error}") from None
+        if self.number == 1 and not (isinstance(event, RunStarted) and event.schema in READABLE):
+            found = f"schema {event.schema}" if isinstance(event, RunStarted) else f"{event.e!r} first"
+            raise TraceError(f"{self.path}:1: a trace of schema {SCHEMA} begins with run_started; here is {found}")
+        return event
 
 
 def has_events(path: Path) -> bool:

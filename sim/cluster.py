@@ -63,6 +63,11 @@ class Cluster:
         self._loading: set[int] = set()
         self._stranded: list[Flight] = []  # no decode instance lives
 
+    @property
+    def inner(self) -> Inner:
+        """The fleet of all instances."""
+        return self._inner
+
     # --- a front ------
 
     def add(self, i: int, request: Request) -> None:

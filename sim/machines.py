@@ -17,7 +17,7 @@ from sim.front import Front, Inner
 from sim.links import Links, wire
 from sim.speculation import SpeculativeTimes
 from sim.tier_store import Stores
-from sim.tiers import Roads, Tiers
+from sim.tiers import Hits, Roads, Tiers
 from sim.ways import Role
 
 GIB = 1 << 30
@@ -81,6 +81,12 @@ def machines(scenario: Scenario) -> Machines:
         if isinstance(times, SpeculativeTimes):
             times.follow(made[i])
     return Machines(scenario, made, scenario.engine.instances, stores, planned)
+
+
+def hits(front: Front) -> Hits | None:
+    """Prompt tokens by the tier that they were found in; None where there are no tiers."""
+    inner = front.inner if isinstance(front, Cluster) else front
+    return inner.hits if isinstance(inner, Tiers) else None
 
 
 def token_bytes(on: Deployment) -> float:

@@ -13,6 +13,7 @@ from forge.scenario import Scenario
 from sim import garbage
 from sim.agents import Agents
 from sim.clock import to_fs, to_s
+from sim.machines import hits
 from sim.rollout import Rollout
 from sim.trainer import Publisher, Trainer
 from sim.work import Work
@@ -92,6 +93,9 @@ class World:
             while not self._ended:
                 step()
         control.account(self._rollout.usage())
+        if (found := hits(self._rollout._fleet)) is not None:
+            at = {"l1": found.l1, "l2": found.l2, "l3": found.l3, "missed": found.missed}
+            control.account(ev.KvHits(t=self._now(), **at))
         control.account(ev.RunEnded(t=self._now(), reason="done"))
         return Run(scenario, control, control.events)
 
