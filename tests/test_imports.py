@@ -65,6 +65,8 @@ def level(name: str) -> int | None:
 
 
 FILES = sorted([*ROOT.glob("forge/**/*.py"), *ROOT.glob("sim/**/*.py")])
+PAGES = sorted(ROOT.glob("dashboards/**/*.py"))
+DRAWING = {"streamlit", "altair", "pandas"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -84,6 +86,16 @@ def test_imports_point_one_way(path: Path) -> None:
         if within(other, "sim"):
             assert within(name, "sim") or name.startswith(CLI), f"{name} imports {other}; only the CLI may"
         assert not other.startswith(CLI) or name.startswith(CLI) or name == "forge.__main__", f"{name} imports {other}"
+        assert not within(other, "dashboards"), f"{name} imports {other}; pages read forge and sim, nothing reads them"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_import_no_live_part_and_what_they_compute_no_streamlit(path: Path) -> None:
+    name, imported = module_of(path), set(imports_of(path))
+    for other in imported:
+        assert not any(within(other, f"forge.{part}") for part in (*LIVE, "cli")), f"{name} imports live part {other}"
+    draws = name.rpartition(".")[2] in ("app", "charts", "pictures", "ui") or ".page_" in name
+    assert draws or not imported & DRAWING, f"{name} computes, and imports {imported & DRAWING}"
 
 
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""`forge dashboard`: runs, what-ifs, traces and tuning in a browser."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forge.cli import app
+from forge.cli.options import RUNS, Runs
+from forge.types import ForgeError
+
+HOST = "127.0.0.1"
+PACKAGES = ("streamlit", "altair", "pandas")
+
+
+@app.command()
+def dashboard(
+    runs: Runs = RUNS,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where the pages are served, on 127.0.0.1.")] = 8501,
+) -> None:
+    """Look at runs, also live ones, ask what-if, serve traces and tune, in a browser. Ctrl-C ends it."""
+    page = _app()
+    _check_free(port)
+    print(f"dashboard: http://{HOST}:{port} (runs in {runs}; Ctrl-C ends it)", flush=True)
+    options = {
+        "server.headless": "true",
+        "server.address": HOST,
+        "server.port": str(port),
+        "server.fileWatcherType": "none",
+        "server.maxUploadSize": "1000",
+        "browser.gatherUsageStats": "false",
+        "client.toolbarMode": "minimal",
+        "client.showErrorDetails": "none",
+        "theme.base": "light",
+        "theme.primaryColor": "#0072B2",
+        "logger.level": "error",
+    }
+    command = [sys.executable, "-m", "streamlit", "run", str(page)]
+    command += [f"--{key}={value}" for key, value in options.items()]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"FORGE_RUNS": str(runs.resolve())})
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:  # it reached the server too
+        process.wait()
+        return
+    finally:
+        process.terminate()
+    if code:
+        raise ForgeError(f"the dashboard's server ended with exit code {code}")
+
+
+def _app() -> Path:
+    """The script that Streamlit runs. Raises ForgeError where the `dash` extra is not installed."""
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ForgeError(f"the dashboard needs {', '.join(missing)}: pip install 'forge-rl[dash]'")
+    found = importlib.util.find_spec("dashboards")
+    if found is None or not found.submodule_search_locations:
+        raise ForgeError("the dashboards package is not installed with forge: install forge-rl again")
+    return Path(found.submodule_search_locations[0]) / "app.py"
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ForgeError(f"--port {port}: cannot be had on {HOST}: {error.strerror}; give another --port") from None
