@@ -1,10 +1,7 @@
-"""The gateway's HTTP application: routes, and how an answer reaches the client, whole or as a stream."""
+"""The gateway's HTTP application: which path speaks which protocol."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -13,19 +10,21 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from forge.gateway import wire
+from forge.gateway import models, wire
+from forge.gateway.anthropic.dialect import MessagesDialect
 from forge.gateway.backend import Backend
 from forge.gateway.chat import ChatCodec
-from forge.gateway.chat_reply import ChatReply, error_event
-from forge.gateway.chat_request import ChatRequest, parse_chat_request
-from forge.gateway.errors import ApiError, from_backend
+from forge.gateway.chat_reply import ChatDialect
+from forge.gateway.completions import CompletionsDialect
+from forge.gateway.delivery import CountEndpoint, GenerateEndpoint
+from forge.gateway.errors import ApiError
 from forge.gateway.gateway import Gateway
-from forge.gateway.generation import Generation
-from forge.gateway.retries import Ticket
-from forge.gateway.wire import Receive, Scope, Send
-
-logger = logging.getLogger(__name__)
+from forge.gateway.gemini.dialect import GeminiDialect
+from forge.gateway.protocol import AnyDialect
+from forge.gateway.request import Constrain
+from forge.gateway.responses.dialect import ResponsesDialect
 
 
 def create_app(
@@ -33,136 +32,66 @@ def create_app(
     chat: ChatCodec,
     *,
     pin_sampling: bool = False,
+    constrain: Constrain | None = None,
     retry_grace_s: float = 2.0,
+    keep_alive_s: float = 10.0,
     max_body_bytes: int = 32 * 1024 * 1024,
 ) -> Starlette:
-    """An ASGI app serving Chat Completions for `backend`; its `Gateway` is `app.state.gateway`.
+    """An ASGI app serving `backend` in every protocol; its `Gateway` is `app.state.gateway`.
 
     `retry_grace_s`: how long a generation outlives a client that hung up but may retry (its SDK marks retries).
+    `keep_alive_s`: a stream is never silent for longer.
     """
-    gateway = Gateway(backend, chat, pin_sampling=pin_sampling, retry_grace_s=retry_grace_s)
+    gateway = Gateway(backend, chat, pin_sampling=pin_sampling, retry_grace_s=retry_grace_s, constrain=constrain)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         yield
         gateway.close()
 
-    completions = ChatEndpoint(gateway, max_body_bytes)
-    models = ModelsEndpoint(backend)
+    def generate(dialect: AnyDialect) -> ASGIApp:
+        return GenerateEndpoint(gateway, dialect, max_body_bytes=max_body_bytes, keep_alive_s=keep_alive_s)
+
+    def count(dialect: AnyDialect) -> ASGIApp:
+        return CountEndpoint(gateway, dialect, max_body_bytes=max_body_bytes)
+
+    model = backend.model
+    responses, messages = ResponsesDialect(chat, model), MessagesDialect(model)
+    gemini = GeminiDialect(chat, model, stream=False)
+    posts: dict[str, ASGIApp] = {
+        "/v1/chat/completions": generate(ChatDialect(chat, model)),
+        "/v1/completions": generate(CompletionsDialect(chat, model)),
+        "/v1/responses": generate(responses),
+        "/v1/responses/input_tokens": count(responses),
+        "/v1/messages": generate(messages),
+        "/v1/messages/count_tokens": count(messages),
+        "/v1beta/models/{model:path}:generateContent": generate(gemini),
+        "/v1beta/models/{model:path}:streamGenerateContent": generate(GeminiDialect(chat, model, stream=True)),
+        "/v1beta/models/{model:path}:countTokens": count(gemini),
+    }
+    gets: dict[str, ASGIApp] = {
+        "/v1/models": models.V1Models(backend),
+        "/v1/models/{model:path}": models.V1Models(backend),
+        "/v1beta/models": models.GeminiModels(backend),
+        "/v1beta/models/{model:path}": models.GeminiModels(backend),
+        "": models.Greeting(backend),
+        "/": models.Greeting(backend),
+    }
     routes = [
-        Route(prefix + path, endpoint, methods=[method])
+        Route(prefix + path or "/", endpoint, methods=[method])
         for prefix in ("/t/{trajectory}", "")
-        for path, endpoint, method in (
-            ("/v1/chat/completions", completions, "POST"),
-            ("/v1/models", models, "GET"),
-        )
+        for method, table in (("POST", posts), ("GET", gets))
+        for path, endpoint in table.items()
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
     app.state.gateway = gateway
     return app
 
 
-async def _no_route(_request: Request, error: Exception) -> Response:
-    """404 and 405 in OpenAI's shape."""
+async def _no_route(request: Request, error: Exception) -> Response:
+    """404 and 405, in the shape of the protocol the path or its headers look like."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     message = "No such method here." if status == 405 else "No such path: try /v1/chat/completions."
-    body = ApiError(status, message, code="unknown_url").body()
-    return Response(body, status, media_type="application/json")
-
-
-class ModelsEndpoint:
-    """The one model being served, under the name the backend gives it."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        model = {"id": self._backend.model, "object": "model", "created": 0, "owned_by": "forge"}
-        await wire.send_json(send, 200, json.dumps({"object": "list", "data": [model]}).encode())
-
-
-class ChatEndpoint:
-    """POST chat/completions."""
-
-    def __init__(self, gateway: Gateway, max_body_bytes: int) -> None:
-        self._gateway = gateway
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: wire.Headers = dict(scope["headers"])
-        try:
-            body = await wire.read_body(headers, receive, self._max_body_bytes)
-            trajectory = wire.trajectory_of(scope, headers)
-            defaults = self._gateway.backend.open(trajectory)
-            request = parse_chat_request(body)
-            ticket = self._gateway.join(trajectory, body) if wire.is_retry(headers) else None
-            if ticket is None:
-                ticket = self._gateway.start(trajectory, body, request, defaults)
-            delivery = _Delivery(self._gateway, ticket, request, send)
-            await delivery.run(receive, may_retry=wire.may_retry(headers))
-        except wire.HungUp:
-            return
-        except Exception as error:
-            await wire.send_error(send, as_api_error(error))
-
-
-def as_api_error(error: Exception) -> ApiError:
-    """The client's view of any failure; our own faults are logged here and shown without details."""
-    answer = from_backend(error)
-    if answer is None:
-        logger.error("gateway: a request failed", exc_info=error)
-        answer = ApiError(500, "The server had an error while processing your request.", code="internal_error")
-    return answer
-
-
-class _Delivery:
-    """One client being answered from one generation."""
-
-    def __init__(self, gateway: Gateway, ticket: Ticket[Generation], request: ChatRequest, send: Send) -> None:
-        self._gateway = gateway
-        self._ticket = ticket
-        self._generation = ticket.flight
-        self._request = request
-        self._send = send
-        self._reply = ChatReply(request, ticket.flight, gateway.codec, gateway.backend.model)
-        self._delivered = False
-
-    async def run(self, receive: Receive, *, may_retry: bool) -> None:
-        """Answer, unless the client hangs up first. Raises what went wrong before the head was sent."""
-        gone = asyncio.ensure_future(wire.until_hang_up(receive))
-        writing = asyncio.ensure_future(self._stream(gone) if self._request.stream else self._whole(gone))
-        try:
-            await asyncio.wait((gone, writing), return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                writing.result()
-        finally:
-            gone.cancel()
-            writing.cancel()
-            self._gateway.leave(self._ticket, delivered=self._delivered, may_retry=may_retry)
-
-    async def _whole(self, gone: asyncio.Future[None]) -> None:
-        steps = [step async for step in self._generation.steps()]
-        self._generation.settle()
-        delivered = not gone.done()
-        await wire.send_json(self._send, 200, self._reply.whole(steps))
-        self._delivered = delivered
-
-    async def _stream(self, gone: asyncio.Future[None]) -> None:
-        started = False
-        try:
-            async for step in self._generation.steps():
-                if not started:
-                    await wire.start_events(self._send)
-                    await wire.send_events(self._send, self._reply.first_chunk())
-                    started = True
-                if step.pieces:
-                    await wire.send_events(self._send, b"".join(self._reply.chunks(step)))
-            self._generation.settle()
-            delivered = not gone.done()
-            await wire.send_events(self._send, b"".join(self._reply.last_chunks()), more=False)
-            self._delivered = delivered
-        except Exception as error:
-            if not started:
-                raise
-            # The status has gone out as 200: the stream itself must say that it is broken, and not end in [DONE].
-            await wire.send_events(self._send, error_event(as_api_error(error).body()), more=False)
+    told = ApiError(status, message, code="unknown_url")
+    status, body = models.error_shape(request.url.path, dict(request.scope["headers"]))(told)
+    return Response(wire.dump(body), status, media_type="application/json")

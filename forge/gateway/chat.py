@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from forge.gateway import tool_format
 from forge.gateway.chat_template import ChatError, ChatTemplate, read_json
 from forge.gateway.prompt_tokens import PromptTokenizer
+from forge.gateway.reasoning import CLOSE, OPEN, ReasoningStream
 from forge.gateway.tool_format import HermesStream, ToolCall, ToolStream
 from forge.types import ForgeError, Json
 
@@ -19,7 +20,7 @@ ToolPrompt = Literal["template", "hermes"]
 
 
 class ChatCodec(Protocol):
-    """Between chat and tokens. Messages are in OpenAI's form with plain string contents."""
+    """Between chat and tokens. Messages and tools are in the form of forge.gateway.conversation."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -30,12 +31,20 @@ class ChatCodec(Protocol):
         """Prompt ids, up to where the assistant's turn begins. Raises ChatError."""
         ...
 
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that is no conversation. Raises ChatError."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, end-of-turn tokens left out, everything else shown as it is."""
         ...
 
     def tool_stream(self) -> ToolStream:
         """A fresh parser for one reply in the model's tool-call format."""
+        ...
+
+    def reasoning_stream(self, prompt_ids: Sequence[int]) -> ReasoningStream | None:
+        """A fresh splitter for one reply to this prompt; None where the model's template knows no reasoning."""
         ...
 
 
@@ -63,7 +72,10 @@ class HfChatCodec:
         return self._stop_ids
 
     def prompt(self, messages: Sequence[Json], tools: Sequence[Json]) -> tuple[int, ...]:
-        text = self._template.render(self._messages(messages, tools), tools if self._describe_tools else ())
+        described = tools if self._describe_tools else ()
+        return self.encode(self._template.render(self._messages(messages, tools), described))
+
+    def encode(self, text: str) -> tuple[int, ...]:
         try:
             return self._tokens.encode(text)
         except (UnicodeEncodeError, TypeError) as error:  # the tokenizer's word for a string that is no text
@@ -84,6 +96,11 @@ class HfChatCodec:
     def tool_stream(self) -> ToolStream:
         return HermesStream()
 
+    def reasoning_stream(self, prompt_ids: Sequence[int]) -> ReasoningStream | None:
+        if not self._template.mentions(CLOSE):
+            return None
+        return ReasoningStream(opened=self.decode(prompt_ids[-_TAG_TOKENS:]).rstrip().endswith(OPEN))
+
     def _end_of_turn(self, folder: Path) -> tuple[int, ...]:
         """The tokenizer's end token, and those the model's generation settings name."""
         listed = read_json(folder / "generation_config.json").get("eos_token_id") or []
@@ -93,6 +110,10 @@ class HfChatCodec:
         if not ids:
             raise ForgeError(f"tokenizer {folder}: no eos_token; a turn would never end. Name one in its config")
         return tuple(sorted(ids))
+
+
+#: more than any tokenizer makes of an opening tag and the newlines after it
+_TAG_TOKENS = 16
 
 
 def template_messages(messages: Sequence[Json], _tools: Sequence[Json]) -> list[Json]:
@@ -129,7 +150,9 @@ def hermes_messages(messages: Sequence[Json], tools: Sequence[Json]) -> list[Jso
             else:
                 out.append({"role": "user", "content": result, "results": True})
         else:
-            out.append({"role": role, "content": _with_calls(content, message.get("tool_calls"))})
+            text = {"role": role, "content": _with_calls(content, message.get("tool_calls"))}
+            thought = message.get("reasoning_content")
+            out.append(text | {"reasoning_content": thought} if thought else text)
     return _with_tool_prompt(out, tools) if tools else out
 
 

@@ -1,127 +1,150 @@
-"""The Chat Completions request: checked by hand, field by field, into one small object.
+"""The Chat Completions request: checked by hand, field by field, into a Request.
 
-Unknown fields are ignored, as every client sends some. A known field that asks for what cannot be given (several
-choices, a forced tool, a forced format) is refused: silence would be a broken promise.
+Unknown fields are ignored, as every client sends some. A known field that asks for what cannot be given is refused,
+or overlooked where the reply can say so.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from forge.gateway import conversation, fields
 from forge.gateway.errors import invalid
+from forge.gateway.fields import typed
+from forge.gateway.request import Constraint, Request
 from forge.types import Json
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_PASSED_ON = ("name", "tool_call_id", "reasoning_content")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+#: refused by no client's standards: a reply without them is still a reply
+_OVERLOOKED = ("frequency_penalty", "presence_penalty", "logit_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
-    """A request as the gateway works on it. None means the client left it to the server."""
+class ChatRequest(Request):
+    """What only this protocol's replies need to know."""
 
-    messages: Sequence[Json]
-    tools: Sequence[Json]
-    #: whether tool tags in the reply are calls; with tool_choice "none" they are text
-    calls_allowed: bool
-    stream: bool
-    include_usage: bool
-    logprobs: bool
-    stop: tuple[str, ...]
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    seed: int | None
+    include_usage: bool = False
 
 
-def parse_chat_request(body: bytes) -> ChatRequest:
-    """Raises ApiError (400) naming the field at fault."""
-    try:
-        data = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise invalid(None, "We could not parse the JSON body of your request.", "invalid_json") from error
-    if not isinstance(data, dict):
-        raise invalid(None, f"The body must be a JSON object, not {_kind(data)}.", "invalid_json")
-    _refuse_unsupported(data)
+def parse_chat_request(data: Json) -> ChatRequest:
+    if fields.integer(data, "top_logprobs", 0):
+        raise invalid("top_logprobs", "Only the sampled token's log probability is known; use top_logprobs 0.")
     tools = _tools(data)
-    options = _typed(data, "stream_options", dict) or {}
-    completion_limit = _integer(data, "max_completion_tokens", 1)
-    _typed(data, "model", str)
+    mode, forced = tool_choice(data.get("tool_choice"), tools)
+    options = typed(data, "stream_options", dict) or {}
+    limit = fields.integer(data, "max_completion_tokens", 1)
+    typed(data, "model", str)
     return ChatRequest(
         messages=_messages(data),
         tools=tools,
-        calls_allowed=bool(tools) and data.get("tool_choice") != "none",
-        stream=_typed(data, "stream", bool) or False,
+        n=fields.integer(data, "n", 1) or 1,
+        calls_allowed=bool(tools) and mode != "none",
+        parallel_calls=typed(data, "parallel_tool_calls", bool) is not False,
+        constraints=forced + json_constraint(typed(data, "response_format", dict) or {}, "response_format"),
+        overlooked=fields.given(data, *_OVERLOOKED),
+        stream=typed(data, "stream", bool) or False,
         include_usage=bool(options.get("include_usage")),
-        logprobs=_typed(data, "logprobs", bool) or False,
-        stop=_stop(data),
-        max_tokens=_integer(data, "max_tokens", 1) if completion_limit is None else completion_limit,
-        temperature=_number(data, "temperature", 0.0, 2.0),
-        top_p=_top_p(data),
-        seed=_seed(data),
+        logprobs=typed(data, "logprobs", bool) or False,
+        stop=fields.stops(data, "stop"),
+        max_tokens=fields.integer(data, "max_tokens", 1) if limit is None else limit,
+        temperature=fields.number(data, "temperature", 0.0, 2.0),
+        top_p=fields.top_p(data),
+        seed=fields.seed(data),
     )
 
 
-def _refuse_unsupported(data: Json) -> None:
-    n = _integer(data, "n", 1)
-    if n not in (None, 1):
-        raise invalid("n", f"n = {n} is not supported: send {n} requests, each is sampled anew.")
-    choice = data.get("tool_choice")
-    if choice not in (None, "none", "auto"):
-        shown = choice if isinstance(choice, str) else "a named tool"
-        message = f"tool_choice {shown!r} is not supported: a call cannot be enforced yet. Use 'auto' or 'none'."
-        raise invalid("tool_choice", message, "unsupported_value")
-    if _integer(data, "top_logprobs", 0):
-        raise invalid("top_logprobs", "Only the sampled token's log probability is known; use top_logprobs 0.")
-    form = _typed(data, "response_format", dict) or {}
-    if form.get("type", "text") != "text":
-        raise invalid("response_format", "Only response_format {'type': 'text'} can be kept.", "unsupported_value")
+def tool_choice(choice: Any, tools: Sequence[Json]) -> tuple[str, tuple[Constraint, ...]]:
+    """(mode, what is forced) of OpenAI's tool_choice, in the form of either of its protocols."""
+    names: tuple[str, ...] = ()
+    mode = "auto" if choice is None else choice
+    if isinstance(mode, dict):
+        names = tuple(_chosen(mode))
+        allowed: Json = mode["allowed_tools"] if isinstance(mode.get("allowed_tools"), dict) else mode
+        mode = (allowed.get("mode") or "auto") if mode.get("type") == "allowed_tools" else "required"
+    if mode not in ("none", "auto", "required"):
+        raise invalid("tool_choice", "tool_choice must be 'none', 'auto', 'required', or an object naming a tool.")
+    if mode != "required":
+        return mode, ()
+    known = {tool["function"]["name"] for tool in tools}
+    unknown = sorted(set(names) - known)
+    if unknown or not known:
+        missing = f"the tool {unknown[0]!r}" if unknown else "tools"
+        raise invalid("tool_choice", f"tool_choice demands a call, but the request does not specify {missing}.")
+    return mode, (Constraint(field="tool_choice", calls=True, tools=names),)
+
+
+def _chosen(choice: Json) -> list[str]:
+    """Names in a tool_choice object: of a function, a custom tool, or a list of allowed ones."""
+    listed = choice.get("allowed_tools", choice)
+    entries = listed.get("tools") if isinstance(listed, dict) and choice.get("type") == "allowed_tools" else [choice]
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise invalid("tool_choice", "tool_choice.tools must be a list of objects.")
+    inner = [entry.get("function") or entry.get("custom") or entry for entry in entries]
+    names = [entry.get("name") if isinstance(entry, dict) else None for entry in inner]
+    if not all(isinstance(name, str) for name in names):
+        raise invalid("tool_choice", "tool_choice must be a string, or an object that names a tool.")
+    return [str(name) for name in names]
+
+
+def json_constraint(form: Json, field: str) -> tuple[Constraint, ...]:
+    """What a response format, in the form of either of OpenAI's protocols, demands of the content."""
+    kind = form.get("type", "text")
+    if kind == "text":
+        return ()
+    if kind == "json_object":
+        return (Constraint(field=field),)
+    if kind != "json_schema":
+        raise invalid(field, f"{field}.type must be 'text', 'json_object' or 'json_schema', not {kind!r}.")
+    described = form.get("json_schema", form)
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        raise invalid(field, f"{field} of type 'json_schema' must carry a schema, which is an object.")
+    return (Constraint(field=field, schema=schema),)
 
 
 def _messages(data: Json) -> list[Json]:
-    messages = _typed(data, "messages", list)
+    messages = [_message(message, at) for at, message in fields.objects(data, "messages")]
     if not messages:
         raise invalid("messages", "messages must be a list of at least one message.")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return messages
 
 
-def _message(message: Any, at: str) -> Json:
+def _message(message: Json, at: str) -> Json:
     """A message in the one form codecs know: known role, content a string, calls checked."""
-    if not isinstance(message, dict):
-        raise invalid(at, f"{at} must be an object, not {_kind(message)}.")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise invalid(f"{at}.role", f"{at}.role must be one of {', '.join(_ROLES)}, not {role!r}.")
     content = message.get("content")
-    if not isinstance(content, str):
-        content = _content(content, role, at)
-    out: Json = {"role": _ROLES[role], "content": content}
-    for key in _PASSED_ON:
+    out: Json = {
+        "role": _ROLES[role],
+        "content": content if isinstance(content, str) else _content(content, role, at),
+    }
+    for key in ("name", "tool_call_id"):
         if message.get(key) is not None:
-            out[key] = _typed(message, key, str, at)
-    calls = _typed(message, "tool_calls", list, at)
-    if calls:
-        out["tool_calls"] = [_call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
+            out[key] = typed(message, key, str, at)
+    if role == "assistant":
+        # Two names are in use for the same thing; what clients echo under either was reasoning of ours.
+        thought = typed(message, "reasoning_content", str, at) or typed(message, "reasoning", str, at)
+        calls = [_call(call, path) for path, call in fields.objects(message, "tool_calls", at)]
+        return out | conversation.assistant(out["content"], thought or "", calls)
     return out
 
 
 def _content(content: Any, role: str, at: str) -> str:
-    """Null is nothing said (assistants only); text parts are joined by newlines."""
+    """Null is nothing said (assistants only)."""
     if content is None and role == "assistant":
         return ""
     if not isinstance(content, list):
-        message = f"{at}.content must be a string or a list of text parts, not {_kind(content)}."
+        message = f"{at}.content must be a string or a list of text parts, not {fields.kind(content)}."
         raise invalid(f"{at}.content", message)
-    return "\n".join(_part(part, f"{at}.content[{index}]") for index, part in enumerate(content))
+    return conversation.joined([_part(part, f"{at}.content[{i}]") for i, part in enumerate(content)], role)
 
 
 def _part(part: Any, at: str) -> str:
-    if not isinstance(part, dict):
-        raise invalid(at, f"{at} must be an object, not {_kind(part)}.")
-    kind = part.get("type")
+    kind = fields.an_object(part, at).get("type")
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise invalid(f"{at}.type", f"{at}.type {kind!r} is not supported: this model reads text only.")
     text = part.get(_TEXT_PARTS[kind])
@@ -130,79 +153,21 @@ def _part(part: Any, at: str) -> str:
     return text
 
 
-def _call(call: Any, at: str) -> Json:
-    function = call.get("function") if isinstance(call, dict) else None
+def _call(call: Json, at: str) -> Json:
+    function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise invalid(at, f"{at} must be an object whose function has a name.")
     arguments = function.get("arguments") or ""
     if not isinstance(arguments, str):
         raise invalid(f"{at}.function.arguments", f"{at}.function.arguments must be a JSON string.")
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+    return conversation.call(typed(call, "id", str, at), function["name"], arguments)
 
 
 def _tools(data: Json) -> list[Json]:
-    tools = _typed(data, "tools", list) or []
+    tools = [tool for _, tool in fields.objects(data, "tools")]
     for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
+        function = tool.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             at = f"tools[{index}]"
             raise invalid(at, f"{at} must be {{'type': 'function', 'function': {{'name': ...}}}}.")
     return tools
-
-
-def _stop(data: Json) -> tuple[str, ...]:
-    stop = data.get("stop")
-    if stop is None:
-        return ()
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops) or len(stops) > 16:
-        raise invalid("stop", "stop must be a string or a list of at most 16 strings.")
-    return tuple(s for s in stops if s)
-
-
-def _top_p(data: Json) -> float | None:
-    top_p = _number(data, "top_p", 0.0, 1.0)
-    # OpenAI allows 0, meaning the likeliest token alone; engines want a positive share.
-    return top_p if top_p is None else max(top_p, 1e-6)
-
-
-def _seed(data: Json) -> int | None:
-    seed = _typed(data, "seed", int)
-    # Engines take natural numbers; clients send any 64-bit integer.
-    return None if seed is None else seed & (2**63 - 1)
-
-
-def _integer(data: Json, key: str, least: int) -> int | None:
-    value: int | None = _typed(data, key, int)
-    if value is not None and value < least:
-        raise invalid(key, f"{key} must be at least {least}, not {value}.")
-    return value
-
-
-def _number(data: Json, key: str, low: float, high: float) -> float | None:
-    value = data.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise invalid(key, f"{key} must be a number from {low:g} to {high:g}.")
-    return float(value)
-
-
-def _typed(data: Json, key: str, kind: type, at: str = "") -> Any:
-    """The field, None if absent or null. A bool is no int, though Python thinks so."""
-    value = data.get(key)
-    if value is None or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
-        return value
-    name = f"{at}.{key}" if at else key
-    raise invalid(name, f"{name} must be {_NAMES[kind]}, not {_kind(value)}.")
-
-
-_NAMES: dict[type, str] = {str: "a string", int: "an integer", bool: "a boolean", list: "a list", dict: "an object"}
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else _NAMES.get(type(value), "a number")

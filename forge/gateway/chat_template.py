@@ -31,12 +31,17 @@ class ChatTemplate:
         special = read_json(folder / "special_tokens_map.json") | self.config
         self.special = {name: _token_text(special[name]) for name in _SPECIAL if special.get(name)}
         sources = _template_sources(folder, self.config)
+        self._sources = sources
         environment = _environment()
         try:
             self._plain = environment.from_string(sources["default"])
             self._tools = environment.from_string(sources.get("tool_use", sources["default"]))
         except jinja2.TemplateSyntaxError as error:
             raise ForgeError(f"chat template of {folder}: line {error.lineno}: {error.message}") from error
+
+    def mentions(self, text: str) -> bool:
+        """Whether the template's own text has it."""
+        return any(text in source for source in self._sources.values())
 
     def render(self, messages: Sequence[Json], tools: Sequence[Json]) -> str:
         template = self._tools if tools else self._plain

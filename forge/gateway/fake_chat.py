@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from forge.gateway.chat_template import ChatError
+from forge.gateway.reasoning import CLOSE, OPEN, ReasoningStream
 from forge.gateway.tool_format import HermesStream, ToolStream
 from forge.types import Json
 
@@ -17,7 +18,8 @@ VOCAB_SIZE = 261
 class FakeChatCodec:
     """Token ids 0-255 are UTF-8 bytes, 256 ends a turn, 257-260 open a system, user, assistant or tool turn.
 
-    A sampled id maps back to the very byte, so tests can say what a model answers and read what it was asked.
+    Reasoning of past turns is rendered in its tags, calls as JSON. A sampled id maps back to the very byte, so tests
+    can say what a model answers and read what it was asked.
     """
 
     @property
@@ -30,13 +32,15 @@ class FakeChatCodec:
             ids += [ROLES["system"], *self.encode(json.dumps(list(tools))), END]
         for message in messages:
             calls = message.get("tool_calls")
-            text = message["content"] + (json.dumps(calls) if calls else "")
+            thought = message.get("reasoning_content")
+            text = f"{OPEN}{thought}{CLOSE}" if thought else ""
+            text += message["content"] + (json.dumps(calls) if calls else "")
             ids += [ROLES[message["role"]], *self.encode(text), END]
         return (*ids, ROLES["assistant"])
 
-    def encode(self, text: str) -> bytes:
+    def encode(self, text: str) -> tuple[int, ...]:
         try:
-            return text.encode()
+            return tuple(text.encode())
         except UnicodeEncodeError as error:
             raise ChatError("the messages hold half a surrogate pair, which is no text") from error
 
@@ -45,3 +49,6 @@ class FakeChatCodec:
 
     def tool_stream(self) -> ToolStream:
         return HermesStream()
+
+    def reasoning_stream(self, _prompt_ids: Sequence[int]) -> ReasoningStream | None:
+        return ReasoningStream(opened=False)

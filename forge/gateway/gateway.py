@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from forge.gateway.backend import Backend
 from forge.gateway.chat import ChatCodec
-from forge.gateway.chat_request import ChatRequest
 from forge.gateway.chat_template import ChatError
-from forge.gateway.errors import invalid, too_long
+from forge.gateway.choices import Choices
+from forge.gateway.errors import TooLong, invalid
 from forge.gateway.generation import Generation, Job
 from forge.gateway.reading import ReplyReader
-from forge.gateway.retries import Retries, Ticket
+from forge.gateway.request import Constrain, RawPrompt, Request
+from forge.gateway.retries import Key, Retries, Ticket
 from forge.rollout.engine import Sampling
+
+#: generations one request may ask for
+MOST_CHOICES = 128
 
 
 class Gateway:
@@ -20,39 +25,47 @@ class Gateway:
 
     `pin_sampling`: temperature, top_p and seed come from the backend whatever the client asks, and the backend's
     max_tokens is a ceiling. Training needs it, because a record tells the temperature but no top_p.
+    `constrain`: how the engine keeps a reply to a constraint (a forced call, JSON). Without it none is kept, and
+    every reply to a request that asked for one says so.
     """
 
-    def __init__(self, backend: Backend, codec: ChatCodec, *, pin_sampling: bool, retry_grace_s: float) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        codec: ChatCodec,
+        *,
+        pin_sampling: bool,
+        retry_grace_s: float,
+        constrain: Constrain | None = None,
+    ) -> None:
         self.backend = backend
         self.codec = codec
         self._pin = pin_sampling
-        self._retries: Retries[Generation] = Retries(retry_grace_s)
+        self._constrain = constrain
+        self._retries: Retries[Choices] = Retries(retry_grace_s)
         self._completions: Counter[str] = Counter()
 
-    def join(self, trajectory: str, body: bytes) -> Ticket[Generation] | None:
-        """For a marked retry: the generation whose answer was lost, if there is one."""
-        return self._retries.join((trajectory, body))
+    def join(self, key: Key) -> Ticket[Choices] | None:
+        """For a marked retry: the generations whose answer was lost, if there are any."""
+        return self._retries.join(key)
 
-    def start(self, trajectory: str, body: bytes, request: ChatRequest, defaults: Sampling) -> Ticket[Generation]:
-        """A new sample. Raises ApiError for what cannot be rendered or does not fit."""
-        prompt_ids = self._prompt(request)
-        room = self.backend.max_context - len(prompt_ids)
+    def start(self, key: Key, request: Request, defaults: Sampling) -> Ticket[Choices]:
+        """New samples for `key`'s trajectory. Raises ApiError for what cannot be rendered or does not fit."""
+        prompts = self._prompts(request)
+        longest = max(map(len, prompts))
+        room = self.backend.max_context - longest
         if room < 1:
-            raise too_long(len(prompt_ids), self.backend.max_context)
-        reader = ReplyReader(
-            self.codec.decode, request.stop, self.codec.tool_stream() if request.calls_allowed else None
-        )
-        job = Job(
-            trajectory=trajectory,
-            prompt_ids=prompt_ids,
-            sampling=self._sampling(request, defaults, room),
-            reader=reader,
-            live=request.stream or bool(request.stop),
-            one_by_one=bool(request.stop),
-        )
-        return self._retries.add((trajectory, body), Generation(self.backend, job, self._next_index))
+            raise TooLong(longest, self.backend.max_context)
+        sampling, unkept = self._constrained(request, self._sampling(request, defaults, room))
+        jobs = [self._job(key[0], request, prompt, sampling, nth) for prompt in prompts for nth in range(request.n)]
+        generations = [Generation(self.backend, job, self._next_index) for job in jobs]
+        return self._retries.add(key, Choices(generations, unkept))
 
-    def leave(self, ticket: Ticket[Generation], *, delivered: bool, may_retry: bool) -> None:
+    def count(self, request: Request) -> int:
+        """Tokens of the prompts. Raises ApiError for what cannot be rendered."""
+        return sum(map(len, self._prompts(request)))
+
+    def leave(self, ticket: Ticket[Choices], *, delivered: bool, may_retry: bool) -> None:
         """A waiter is gone, with its answer or without."""
         self._retries.leave(ticket, delivered=delivered, may_retry=may_retry)
 
@@ -65,14 +78,45 @@ class Gateway:
         """Cancel every generation."""
         self._retries.close()
 
-    def _prompt(self, request: ChatRequest) -> tuple[int, ...]:
+    def _prompts(self, request: Request) -> list[tuple[int, ...]]:
         try:
-            # Tools stay in the prompt under tool_choice "none", so that such a turn still extends the last one.
-            return self.codec.prompt(request.messages, request.tools)
+            if request.prompts:
+                prompts = [self._raw(prompt) for prompt in request.prompts]
+            else:
+                # Tools stay in the prompt under tool_choice "none", so that such a turn still extends the last one.
+                prompts = [self.codec.prompt(request.messages, request.tools)]
         except ChatError as error:
-            raise invalid("messages", str(error)) from error
+            raise invalid("prompt" if request.prompts else "messages", str(error)) from error
+        if len(prompts) * request.n > MOST_CHOICES:
+            raise invalid("n", f"{len(prompts)} prompts times n = {request.n}: at most {MOST_CHOICES} at once.")
+        return prompts
 
-    def _sampling(self, request: ChatRequest, defaults: Sampling, room: int) -> Sampling:
+    def _raw(self, prompt: RawPrompt) -> tuple[int, ...]:
+        ids = self.codec.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            raise invalid("prompt", "The prompt is empty: there is nothing to continue.")
+        return ids
+
+    def _job(self, trajectory: str, request: Request, prompt_ids: tuple[int, ...], sampling: Sampling, nth: int) -> Job:
+        """The `nth` sample of a prompt; a seed that was asked for becomes another with each."""
+        reader = ReplyReader(
+            self.codec.decode,
+            request.stop,
+            self.codec.tool_stream() if request.calls_allowed else None,
+            None if request.prompts else self.codec.reasoning_stream(prompt_ids),
+            one_call=request.calls_allowed and not request.parallel_calls,
+        )
+        if nth and sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + nth)
+        return Job(
+            trajectory=trajectory,
+            prompt_ids=prompt_ids,
+            sampling=sampling,
+            reader=reader,
+            live=request.stream or reader.may_stop,
+        )
+
+    def _sampling(self, request: Request, defaults: Sampling, room: int) -> Sampling:
         limit = request.max_tokens or defaults.max_tokens
         pinned = self._pin
         return Sampling(
@@ -82,6 +126,17 @@ class Gateway:
             stop_ids=tuple(dict.fromkeys(defaults.stop_ids + self.codec.stop_ids)),
             seed=defaults.seed if pinned or request.seed is None else request.seed,
         )
+
+    def _constrained(self, request: Request, sampling: Sampling) -> tuple[Sampling, tuple[str, ...]]:
+        """The sampling that keeps what can be kept, and the fields that are not."""
+        unkept = list(request.overlooked)
+        for constraint in request.constraints:
+            kept = self._constrain(constraint, sampling) if self._constrain else None
+            if kept is None:
+                unkept.append(constraint.field)
+            else:
+                sampling = kept
+        return sampling, tuple(unkept)
 
     def _next_index(self, trajectory: str) -> int:
         index = self._completions[trajectory]

@@ -7,23 +7,28 @@ answer from its beginning. The engine's ids are the truth; text and tool calls a
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from forge.gateway import conversation
 from forge.gateway.backend import Backend
 from forge.gateway.errors import ApiError
-from forge.gateway.reading import ReplyReader
-from forge.gateway.tool_format import Piece
+from forge.gateway.reading import ReplyPiece, ReplyReader
 from forge.rollout.engine import Delta, Sampling
-from forge.types import Completion
+from forge.types import Completion, Json
+
+_run = secrets.token_hex(6)
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What became visible at once, and how many sampled ids it took up to here."""
 
-    pieces: list[Piece]
+    pieces: list[ReplyPiece]
     upto: int
 
 
@@ -36,8 +41,6 @@ class Job:
     sampling: Sampling
     reader: ReplyReader
     live: bool
-    #: ids must be read one by one where a stop string may end the reply between two of them
-    one_by_one: bool
 
 
 class Generation:
@@ -49,6 +52,8 @@ class Generation:
 
     def __init__(self, backend: Backend, job: Job, next_index: Callable[[str], int]) -> None:
         self.job = job
+        #: no other generation of this or any other process has it; ids of the reply and its calls are made of it
+        self.id = f"{_run}{next(_numbers):08x}"
         self.created_s = backend.now()
         self.finish = ""
         self.sampled_ids: list[int] = []
@@ -74,10 +79,29 @@ class Generation:
         """Tool calls in the reply that were none."""
         return self.job.reader.malformed
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the reply."""
+        return self.job.reader.stop_string
+
+    def call_id(self, index: int) -> str:
+        """The id of the reply's call number `index`: the same in every protocol, and whenever this reply is told."""
+        return f"call_{self.id}{index:02x}"
+
+    @property
+    def message(self) -> Json:
+        """The reply so far as the assistant message its client echoes, in the form of forge.gateway.conversation."""
+        pieces = [piece for step in self._log for piece in step.pieces]
+        return conversation.spoken(pieces, map(self.call_id, itertools.count()))
+
     def cancel(self) -> None:
         self._task.cancel()
 
-    async def steps(self) -> AsyncIterator[Step]:
+    def nudge(self) -> None:
+        """Have every waiter see a None step: nothing new, but alive."""
+        self._wake()
+
+    async def steps(self) -> AsyncIterator[Step | None]:
         """Every step from the beginning, until the reply is complete. Raises what the generation died of."""
         at = 0
         while True:
@@ -87,6 +111,8 @@ class Generation:
             if self._task.done():
                 break
             await self._news.wait()
+            if at == len(self._log) and not self._task.done():
+                yield None
         if self._task.cancelled():
             raise ApiError(503, "The generation was cancelled.", code="cancelled")
         self._task.result()
@@ -135,7 +161,8 @@ class Generation:
         if not self.sampled_ids:
             self._first_token_s = self._backend.now()
         self._instance = instance
-        size = 1 if self.job.one_by_one else max(1, len(delta.token_ids))
+        # One by one where something may end the reply between two ids.
+        size = 1 if self.job.reader.may_stop else max(1, len(delta.token_ids))
         for start in range(0, len(delta.token_ids), size):
             part = slice(start, start + size)
             self.sampled_ids += delta.token_ids[part]
@@ -152,7 +179,7 @@ class Generation:
         if ids:
             self._publish(self.job.reader.feed(ids))
 
-    def _publish(self, pieces: list[Piece]) -> None:
+    def _publish(self, pieces: list[ReplyPiece]) -> None:
         # The first step may show nothing yet: it tells a streaming client that its reply has begun.
         if pieces or not self._log:
             self._log.append(Step(pieces, self._unread))

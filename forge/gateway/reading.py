@@ -1,4 +1,4 @@
-"""Sampled ids to what a client may see, as they arrive: ids -> text -> stop strings -> content and tool calls.
+"""Sampled ids to what a client may see, as they arrive: ids -> text -> stop strings -> reasoning, content, tool calls.
 
 The whole-reply path is the same code fed once, so a streamed and a whole reply never differ.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from forge.gateway.tool_format import Piece, ToolStream
+from forge.gateway.reasoning import Reasoning, ReasoningStream
+from forge.gateway.tool_format import Piece, ToolCall, ToolStream
 
 Decode = Callable[[Sequence[int]], str]
+ReplyPiece = Piece | Reasoning
 
 
 class TextStream:
@@ -49,16 +51,18 @@ class StopScanner:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.hit = False
+        #: the stop string that ended the reply
+        self.hit: str | None = None
 
     def feed(self, text: str) -> str:
         if not self._stops or self.hit:
             return "" if self.hit else text
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.hit, self._held = True, ""
-            return text[: min(found)]
+            cut, self.hit = min(found)
+            self._held = ""
+            return text[:cut]
         keep = max(_overlap(text, stop) for stop in self._stops)
         cut = len(text) - keep
         self._held = text[cut:]
@@ -76,30 +80,80 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class ReplyReader:
-    """One reply being read. `tools` is None where no call may be made: then tags are just text."""
+    """One reply being read.
 
-    def __init__(self, decode: Decode, stops: Sequence[str], tools: ToolStream | None) -> None:
+    `tools` is None where no call may be made: then tags are just text. So are thinking tags without `reasoning`.
+    With `one_call` the reply ends with its first call.
+    """
+
+    def __init__(
+        self,
+        decode: Decode,
+        stops: Sequence[str] = (),
+        tools: ToolStream | None = None,
+        reasoning: ReasoningStream | None = None,
+        *,
+        one_call: bool = False,
+    ) -> None:
         self._text = TextStream(decode)
         self._stops = StopScanner(stops)
         self._tools = tools
+        self._reasoning = reasoning
+        self._one_call = one_call
+        self._called = False
+        #: whether what ends the reply may lie between two ids of one delta
+        self.may_stop = bool(stops) or one_call
+        #: whether any of it was reasoning
+        self.reasoned = False
 
     @property
     def stopped(self) -> bool:
-        """A stop string was read: nothing after it belongs to the reply."""
+        """The reply was ended by what was read: nothing after it belongs to it."""
+        return self._called or self._stops.hit is not None
+
+    @property
+    def stop_string(self) -> str | None:
         return self._stops.hit
 
     @property
     def malformed(self) -> int:
         return self._tools.malformed if self._tools else 0
 
-    def feed(self, ids: Sequence[int]) -> list[Piece]:
+    def feed(self, ids: Sequence[int]) -> list[ReplyPiece]:
         return self._pieces(self._stops.feed(self._text.feed(ids)))
 
-    def close(self) -> list[Piece]:
+    def close(self) -> list[ReplyPiece]:
         pieces = self._pieces(self._stops.feed(self._text.close()) + self._stops.close())
-        return pieces + self._tools.close() if self._tools else pieces
+        if self._reasoning and not self._called:
+            pieces += self._sorted(self._reasoning.close())
+        if self._tools and not self._called:
+            pieces += self._tools.close()
+        return pieces
 
-    def _pieces(self, text: str) -> list[Piece]:
-        if not text:
+    def _pieces(self, text: str) -> list[ReplyPiece]:
+        if not text or self._called:
             return []
-        return self._tools.feed(text) if self._tools else [text]
+        if self._reasoning is None or self._reasoning.done:
+            return self._answer(text)
+        return self._sorted(self._reasoning.feed(text))
+
+    def _sorted(self, parts: Sequence[str | Reasoning]) -> list[ReplyPiece]:
+        pieces: list[ReplyPiece] = []
+        for part in parts:
+            if isinstance(part, Reasoning):
+                self.reasoned = True
+                pieces.append(part)
+            else:
+                pieces += self._answer(part)
+        return pieces
+
+    def _answer(self, text: str) -> list[ReplyPiece]:
+        """Content and calls of text that is no reasoning."""
+        if self._tools is None:
+            return [text]
+        pieces: list[ReplyPiece] = [*self._tools.feed(text)]
+        calls = [at for at, piece in enumerate(pieces) if isinstance(piece, ToolCall)] if self._one_call else []
+        if calls:
+            self._called = True
+            del pieces[calls[0] + 1 :]
+        return pieces

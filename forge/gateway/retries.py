@@ -1,8 +1,8 @@
 """Retries: a client that lost an answer and asks again gets that answer, not a new sample.
 
 A request joins only if it is marked as a retry (`x-stainless-retry-count` above 0) and its body is byte for byte
-that of a generation of the same trajectory that is in flight, or whose answer nobody received in full. Any other
-identical body is a new sample: agents do ask the same thing twice on purpose.
+that of a generation of the same trajectory and protocol that is in flight, or whose answer nobody received in full.
+Any other identical body is a new sample: agents do ask the same thing twice on purpose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Joinable(Protocol):
 
 
 T = TypeVar("T", bound=Joinable)
-Key = tuple[str, bytes]
+#: trajectory, dialect, body
+Key = tuple[str, str, bytes]
 
 
 @dataclass(slots=True, eq=False)

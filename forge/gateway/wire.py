@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from forge.gateway.errors import ApiError
+from forge.types import Json
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = dict[bytes, bytes]
+HeaderLines = list[tuple[bytes, bytes]]
+
+#: response header naming the request's fields that the reply need not obey
+UNENFORCED = b"x-forge-unenforced"
 
 _JSON = (b"content-type", b"application/json")
 _KEYS = (b"x-api-key", b"x-goog-api-key")
@@ -77,21 +83,27 @@ async def until_hang_up(receive: Receive) -> None:
         pass
 
 
-async def send_json(send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def send_json(send: Send, status: int, body: bytes, headers: HeaderLines | None = None) -> None:
     lines = [_JSON, (b"content-length", b"%d" % len(body)), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    await send_json(send, error.status, error.body(), error.headers())
-
-
-async def start_events(send: Send) -> None:
+async def start_events(send: Send, headers: HeaderLines) -> None:
     """The head of a server-sent event stream."""
-    lines = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    lines = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), *headers]
     await send({"type": "http.response.start", "status": 200, "headers": lines})
 
 
 async def send_events(send: Send, events: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": events, "more_body": more})
+
+
+def dump(data: Json) -> bytes:
+    return json.dumps(data).encode()
+
+
+def event(data: Json, name: str = "") -> bytes:
+    """A server-sent event, named where the protocol names them."""
+    text = dump(data)
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), text) if name else b"data: %s\n\n" % text

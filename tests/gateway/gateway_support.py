@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
 from forge.gateway.app import create_app
@@ -25,7 +26,8 @@ Reply = Callable[[str, str], str | bytes]
 class ScriptedBackend:
     """Answers with `reply(trajectory, prompt text)`, one token a delta (or `chunk`), then the end-of-turn token.
 
-    While `gate` is clear, a generation stops after `gate_after` tokens.
+    While `gate` is clear, a generation stops after `gate_after` tokens. The first requests meet `failures`, one each,
+    before a token; every one meets `breaking`, if set, after `gate_after` tokens.
     """
 
     model = "scripted"
@@ -36,6 +38,8 @@ class ScriptedBackend:
         self.samplings: list[Sampling] = []
         self.cancelled: list[str] = []
         self.raising: Exception | None = None
+        self.breaking: Exception | None = None
+        self.failures: deque[Exception] = deque()
         self.gate = asyncio.Event()
         self.gate.set()
         self.gate_after = 3
@@ -62,6 +66,8 @@ class ScriptedBackend:
         self.samplings.append(sampling)
         if self.raising:
             raise self.raising
+        if self.failures:
+            raise self.failures.popleft()
         text = self._reply(trajectory, FakeChatCodec().decode(prompt_ids))
         ids = [*(text.encode() if isinstance(text, str) else text), END]
         cut = ids[: sampling.max_tokens]
@@ -69,6 +75,8 @@ class ScriptedBackend:
             for at in range(0, len(cut), self.chunk):
                 if at >= self.gate_after:
                     await self.gate.wait()
+                    if self.breaking:
+                        raise self.breaking
                 part = tuple(cut[at : at + self.chunk])
                 last = at + self.chunk >= len(cut)
                 finish = ("stop" if len(cut) == len(ids) else "length") if last else None
@@ -90,6 +98,10 @@ class Live:
     def client(self, trajectory: str = "t1", **options: object) -> AsyncOpenAI:
         settings = {"api_key": "key", "max_retries": 0, "timeout": 20.0} | options
         return AsyncOpenAI(base_url=f"{self.url}/t/{trajectory}/v1", **settings)  # type: ignore[arg-type]
+
+    def anthropic(self, trajectory: str = "t1", **options: object) -> AsyncAnthropic:
+        settings = {"api_key": "key", "max_retries": 0, "timeout": 20.0} | options
+        return AsyncAnthropic(base_url=f"{self.url}/t/{trajectory}", **settings)  # type: ignore[arg-type]
 
 
 @asynccontextmanager

@@ -199,8 +199,11 @@ BAD_BODIES: list[tuple[object, str | None]] = [
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}]},
      "messages[0].tool_calls[0].function.arguments"),
-    ({"messages": [USER], "n": 2}, "n"), ({"messages": [USER], "n": "1"}, "n"),
-    ({"messages": [USER], "tool_choice": "required", "tools": TOOLS}, "tool_choice"),
+    ({"messages": [USER], "n": 0}, "n"), ({"messages": [USER], "n": "1"}, "n"), ({"messages": [USER], "n": 999}, "n"),
+    ({"messages": [USER], "tool_choice": "required"}, "tool_choice"),
+    ({"messages": [USER], "tool_choice": "maybe", "tools": TOOLS}, "tool_choice"),
+    ({"messages": [USER], "tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS},
+     "tool_choice"),
     ({"messages": [USER], "tool_choice": {"type": "function"}, "tools": TOOLS}, "tool_choice"),
     ({"messages": [USER], "tools": {}}, "tools"), ({"messages": [USER], "tools": [{"type": "x"}]}, "tools[0]"),
     ({"messages": [USER], "temperature": "hot"}, "temperature"),
@@ -211,7 +214,8 @@ BAD_BODIES: list[tuple[object, str | None]] = [
     ({"messages": [USER], "stop": 1}, "stop"), ({"messages": [USER], "seed": "a"}, "seed"),
     ({"messages": [USER], "stream_options": 1}, "stream_options"), ({"messages": [USER], "model": 1}, "model"),
     ({"messages": [USER], "logprobs": True, "top_logprobs": 5}, "top_logprobs"),
-    ({"messages": [USER], "response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": [USER], "response_format": {"type": "yaml"}}, "response_format"),
+    ({"messages": [USER], "response_format": {"type": "json_schema"}}, "response_format"),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,41 +18,48 @@ from forge.gateway.tool_format import ToolCall, render
 
 RECORDED = Path(__file__).parents[3] / "shared" / "gateway_requests"
 CHAT = "/chat/completions"
+SAID = "<think>\nhm\n</think>\n\n" + render("ok", [ToolCall("f", "{}")])
 
 
-def recorded_chats() -> list[dict[str, object]]:
-    files = sorted(RECORDED.glob("*.json"))
-    requests = [request for file in files for request in json.loads(file.read_text())]
-    return [request for request in requests if request["path"].endswith(CHAT)]
-
-
-async def test_recorded_agents_are_served() -> None:
-    requests = recorded_chats()
-    if not requests:
+@pytest.mark.parametrize("file", sorted(RECORDED.glob("*.json")) or [None], ids=lambda file: file and file.stem)
+async def test_recorded_agents_are_served(file: Path | None) -> None:
+    if file is None:
         pytest.skip(f"no recorded requests in {RECORDED}")
-    backend = ScriptedBackend(lambda _t, _p: render("ok", [ToolCall("f", "{}")]))
+    backend = ScriptedBackend(lambda _t, _p: SAID)
     async with live(backend) as server, httpx.AsyncClient(timeout=30) as client:
-        for request in requests:
+        for request in json.loads(file.read_text()):
             headers = {k: v for k, v in request["headers"].items() if k.lower() not in ("host", "content-length")}
-            body = request["body"]
-            reply = await client.post(server.url + request["path"], json=body, headers=headers)
-            if body.get("tool_choice") == "required":  # smolagents: refused, not broken
-                assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tool_choice")
-                body = {k: v for k, v in body.items() if k != "tool_choice"}
-                reply = await client.post(server.url + request["path"], json=body, headers=headers)
-            assert reply.status_code == 200, reply.text
-            check_shape(reply.text, body)
+            reply = await client.post(server.url + request["path"], json=request["body"], headers=headers)
+            check_reply(request, reply)
             trajectory = request["path"].split("/")[2]
             text = FakeChatCodec().decode(backend.records[trajectory][-1].prompt_ids)
-            last = body["messages"][-1]["content"]
-            assert last if isinstance(last, str) else last[0]["text"] in text
+            for shown in (*texts_of(request["body"].get("messages")), *texts_of(request["body"].get("input"))):
+                assert shown in text
 
 
-def check_shape(text: str, body: dict[str, object]) -> None:
+def check_reply(request: dict[str, object], reply: httpx.Response) -> None:
+    assert reply.status_code == 200, reply.text
+    body = request["body"]
+    assert reply.headers.get("x-forge-unenforced") == ("tool_choice" if body.get("tool_choice") == "required" else None)
+    if request["path"].endswith(CHAT):
+        check_chat(reply.text, body)
+    else:
+        check_response(reply.text, body)
+
+
+def texts_of(messages: list[dict[str, object]] | None) -> Iterator[str]:
+    """Every text of a history, whatever its protocol calls it."""
+    for message in messages or []:
+        content = message.get("content") or message.get("output") or ""
+        yield from [content] if isinstance(content, str) else (part["text"] for part in content)
+
+
+def check_chat(text: str, body: dict[str, object]) -> None:
     """A valid whole reply, or a valid stream with usage if asked for, in which the call is there if tools were."""
     if not body.get("stream"):
         message = json.loads(text)["choices"][0]["message"]
         assert bool(message.get("tool_calls")) == bool(body.get("tools"))
+        assert message["reasoning_content"] == "hm"
         return
     *events, done, empty = text.split("\n\n")
     assert (done, empty) == ("data: [DONE]", "")
@@ -61,6 +69,17 @@ def check_shape(text: str, body: dict[str, object]) -> None:
     assert [chunk["usage"]["total_tokens"] > 0 for chunk in usages] == [True] * wants_usage
     calls = [chunk for chunk in chunks if chunk["choices"] and chunk["choices"][0]["delta"].get("tool_calls")]
     assert bool(calls) == bool(body.get("tools"))
+
+
+def check_response(text: str, body: dict[str, object]) -> None:
+    """A completed response, or a stream that ends in one, whose call is there if tools were."""
+    last = json.loads(text.split("\n\n")[-2].split("data: ")[1]) if body.get("stream") else None
+    assert last is None or last["type"] == "response.completed"
+    response = last["response"] if last else json.loads(text)
+    assert response["status"] == "completed"
+    calls = ["function_call"] if body.get("tools") else []
+    assert [item["type"] for item in response["output"]] == ["reasoning", "message", *calls]
+    assert response["output"][1]["content"][0]["text"].startswith("ok")
 
 
 @pytest.mark.parametrize("seed", range(2))

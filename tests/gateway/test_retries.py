@@ -6,7 +6,7 @@ import asyncio
 
 from forge.gateway.retries import Retries
 
-KEY = ("t", b"body")
+KEY = ("t", "chat", b"body")
 
 
 class Flight:
@@ -48,8 +48,9 @@ async def test_an_orphan_nobody_asks_for_is_cancelled() -> None:
 async def test_only_the_same_body_of_the_same_trajectory() -> None:
     retries = Retries[Flight](1.0)
     retries.add(KEY, Flight())
-    assert retries.join(("t", b"other")) is None
-    assert retries.join(("u", b"body")) is None
+    assert retries.join(("t", "chat", b"other")) is None
+    assert retries.join(("u", "chat", b"body")) is None
+    assert retries.join(("t", "messages", b"body")) is None
 
 
 async def test_orphans_first_failures_never() -> None:
