@@ -115,7 +115,7 @@ def serve(
     max_context: Annotated[int, typer.Option(min=2)] = 512,
     tool_prompt: Annotated[str, typer.Option(help="template, or hermes for templates that know no tools")] = "template",
 ) -> None:
-    """Serve a model behind the gateway, for agents to try: OpenAI chat completions on 127.0.0.1."""
+    """Serve a model behind the gateway on 127.0.0.1, for agents to try: OpenAI's, Anthropic's, Gemini's protocols."""
     need_live()
     from forge.live.serve import serve_model
 

@@ -40,7 +40,9 @@ def serve_model(model: str, *, port: int, slots: int, max_context: int, tool_pro
 
     async def until_stopped() -> None:
         server = await serve(create_app(backend, codec), port=port)
-        console.print(f"serving {model} at {server.url}/v1  (a trajectory of its own: {server.url}/t/NAME/v1)")
+        console.print(f"serving {model}; base URLs, each with a trajectory of its own for every NAME:")
+        console.print(f"  OpenAI (chat, responses, completions)   {server.url}/t/NAME/v1")
+        console.print(f"  Anthropic messages, Gemini              {server.url}/t/NAME")
         console.print("Ctrl-C stops", style="dim")
         try:
             await asyncio.Event().wait()
