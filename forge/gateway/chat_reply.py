@@ -36,7 +36,7 @@ class ChatDialect:
         return parse_chat_request(data)
 
     def reply(self, request: ChatRequest, choices: Choices) -> ChatReply:
-        return ChatReply(request, choices, self._codec, self._model)
+        return ChatReply(request, choices, self._codec, request.model or self._model)
 
     def counted(self, tokens: int) -> Json:
         return {"prompt_tokens": tokens}
@@ -57,7 +57,7 @@ class ChatReply:
             _Choice(index, one, codec, logprobs=request.logprobs) for index, one in enumerate(choices.generations)
         ]
         # The commonest chunk by far is written into a frame made once; json.dumps of a mere string is cheap.
-        self._around = [self._chunk(one.choice({"content": _MARK})).split(_MARKED) for one in self._choices]
+        self._around = [self._chunk(one.choice({"content": _MARK})).rsplit(_MARKED, 1) for one in self._choices]
 
     def whole(self, choices: Sequence[Sequence[ReplyPiece]]) -> bytes:
         told = [one.whole(pieces) for one, pieces in zip(self._choices, choices, strict=True)]

@@ -36,8 +36,8 @@ def parse_chat_request(data: Json) -> ChatRequest:
     mode, forced = tool_choice(data.get("tool_choice"), tools)
     options = typed(data, "stream_options", dict) or {}
     limit = fields.integer(data, "max_completion_tokens", 1)
-    typed(data, "model", str)
     return ChatRequest(
+        model=typed(data, "model", str) or "",
         messages=_messages(data),
         tools=tools,
         n=fields.integer(data, "n", 1) or 1,

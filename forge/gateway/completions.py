@@ -35,7 +35,7 @@ class CompletionsDialect:
         return parse_completions_request(data)
 
     def reply(self, request: ChatRequest, choices: Choices) -> CompletionsReply:
-        return CompletionsReply(request, choices, self._codec, self._model)
+        return CompletionsReply(request, choices, self._codec, request.model or self._model)
 
     def counted(self, tokens: int) -> Json:
         return {"prompt_tokens": tokens}
@@ -55,8 +55,8 @@ def parse_completions_request(data: Json) -> ChatRequest:
     if logprobs:
         raise invalid("logprobs", "Only the sampled token's log probability is known; use logprobs 0.")
     options = typed(data, "stream_options", dict) or {}
-    typed(data, "model", str)
     return ChatRequest(
+        model=typed(data, "model", str) or "",
         prompts=_prompts(data.get("prompt")),
         n=n,
         overlooked=fields.given(data, "frequency_penalty", "presence_penalty", "logit_bias"),

@@ -38,6 +38,8 @@ class Request:
     `n` times; answers are numbered prompt by prompt.
     """
 
+    #: replies bear the name that was asked for: one client drops the thoughts of a turn that bears another
+    model: str = ""
     messages: Sequence[Json] = ()
     tools: Sequence[Json] = ()
     prompts: tuple[RawPrompt, ...] = ()

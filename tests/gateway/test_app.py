@@ -38,7 +38,7 @@ async def test_whole_reply_usage_and_record() -> None:
     n = len(PLAIN.encode()) + 1
     assert reply.choices[0].message.content == PLAIN
     assert reply.choices[0].finish_reason == "stop"
-    assert reply.model == "scripted"
+    assert reply.model == "m"
     assert reply.usage is not None
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (8, n)
     content = reply.choices[0].logprobs.content

@@ -36,7 +36,7 @@ async def test_whole_and_stream_tell_the_same() -> None:
         assert (thought.type, thought.thinking, bool(thought.signature)) == ("thinking", "sums", True)
         assert (text.type, text.text) == ("text", "Let me see 😀.")
         assert [(use.name, use.input) for use in uses] == [("add", {"a": 1}), ("add", {"b": "é"})]
-        assert (message.stop_reason, message.model, message.role) == ("tool_use", "scripted", "assistant")
+        assert (message.stop_reason, message.model, message.role) == ("tool_use", "m", "assistant")
         assert message.usage.output_tokens == len(CALLING.encode()) + 1
         assert message.usage.input_tokens == len(backend.records["t1"][0].prompt_ids)
     ids = {use.id for message in (whole, final) for use in message.content if use.type == "tool_use"}

@@ -34,7 +34,7 @@ async def test_whole_reply() -> None:
     assert [(c.type, c.name, c.arguments) for c in calls] == [
         ("function_call", "add", '{"a": 1}'), ("function_call", "add", '{"b":"é"}')]  # fmt: skip
     assert len({c.call_id for c in calls} | {c.id for c in reply.output}) == 6
-    assert (reply.status, reply.model, reply.metadata) == ("completed", "scripted", {"k": "v"})
+    assert (reply.status, reply.model, reply.metadata) == ("completed", "m", {"k": "v"})
     (record,) = backend.records["t1"]
     assert reply.usage.input_tokens == len(record.prompt_ids)
     assert reply.usage.output_tokens == len(record.sampled_ids)

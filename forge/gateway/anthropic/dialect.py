@@ -32,8 +32,8 @@ class MessagesDialect:
     def parse(self, data: Json, _trajectory: str) -> Request:
         return parse_messages_request(data)
 
-    def reply(self, _request: Request, choices: Choices) -> MessagesReply:
-        return MessagesReply(choices, self._model)
+    def reply(self, request: Request, choices: Choices) -> MessagesReply:
+        return MessagesReply(choices, request.model or self._model)
 
     def counted(self, tokens: int) -> Json:
         return {"input_tokens": tokens}

@@ -19,10 +19,10 @@ _ROLES = ("user", "assistant", "system")
 
 
 def parse_messages_request(data: Json) -> Request:
-    typed(data, "model", str)
     tools = _tools(data)
     mode, parallel, forced = _tool_choice(typed(data, "tool_choice", dict) or {}, tools)
     return Request(
+        model=typed(data, "model", str) or "",
         messages=_system(data) + _messages(data),
         tools=tools,
         calls_allowed=bool(tools) and mode != "none",

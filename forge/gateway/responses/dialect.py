@@ -33,7 +33,7 @@ class ResponsesDialect:
         return parse_responses_request(data, trajectory, self._store)
 
     def reply(self, request: ResponsesRequest, choices: Choices) -> ResponsesReply:
-        return ResponsesReply(request, choices, self._codec, self._model, self._store)
+        return ResponsesReply(request, choices, self._codec, request.model or self._model, self._store)
 
     def counted(self, tokens: int) -> Json:
         return {"object": "response.input_tokens", "input_tokens": tokens}

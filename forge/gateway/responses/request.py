@@ -41,13 +41,13 @@ def parse_responses_request(data: Json, trajectory: str, store: ResponseStore) -
     for key, instead in _REFUSED.items():
         if data.get(key):
             raise invalid(key, f"{key} is not supported: {instead}.", "unsupported_parameter")
-    typed(data, "model", str)
     tools, origins = parse_tools(data)
     mode, forced = _tool_choice(data.get("tool_choice"), tools)
     history = _history(data, trajectory, store)
     instructions = typed(data, "instructions", str)
     form = typed(typed(data, "text", dict) or {}, "format", dict, "text") or {}
     return ResponsesRequest(
+        model=typed(data, "model", str) or "",
         trajectory=trajectory,
         history=history,
         messages=[{"role": "system", "content": instructions}, *history] if instructions else history,
