@@ -68,7 +68,9 @@ class Control:
     always given by the world, in seconds since the run began, and never goes back.
 
     With `requests`, requests, reports and policy calls make no events: the fold gets them directly, and `requests` is
-    called with each request once it has ended. Sinks then see the queue, the trainer and the weights only.
+    called with each request once it has ended. Sinks then see the queue, refusals, the trainer and the weights only.
+
+    `mix`: the domains' weights. `concurrency`: the most items under way at once; by default N.
     """
 
     def __init__(
@@ -81,10 +83,12 @@ class Control:
         seed: int,
         sinks: tuple[Sink, ...] = (),
         block: int = 1,
+        mix: Mapping[str, float] | None = None,
+        concurrency: int | None = None,
         requests: Requests | None = None,
     ) -> None:
         self.policies = policies
-        self.views = Views(shape, instances, block)
+        self.views = Views(shape, instances, block, mix or {}, concurrency or shape.n)
         self.group = group
         self.seed = seed
         self.life = 0
@@ -140,11 +144,30 @@ class Control:
 
     # --- what a world calls ------
 
+    def dispatch(self, now: float) -> str | None:
+        """The domain of the next item; None: not now. What it returns is to be submitted. Raises ForgeError."""
+        if self.queue.running >= self.views.concurrency or not self.queue.may_submit():
+            return None
+        domain: str | None = self._ask(now, "dispatch", "next", {})
+        if domain is not None and domain not in self.views.domains:
+            raise ForgeError(f"policy.dispatch: chose {domain!r}; the domains are {', '.join(self.views.domains)}")
+        return domain
+
     def submit(self, now: float, *, domain: str, difficulty: float, members: int) -> int:
-        """Account the next item, which `queue.may_submit()` admits. Returns its position."""
+        """Account the next item, which `dispatch` let begin. Returns its position."""
         position = len(self.queue)
         self.account(ev.Submitted(t=now, position=position, domain=domain, difficulty=difficulty, members=members))
         return position
+
+    def refuse(self, now: float, *, position: int, member: int, turn: int) -> float | None:
+        """Seconds after which the agent is to ask again, whose request is refused; None: it may be routed."""
+        if not self.policies.dispatch.refuses:
+            return None
+        args = {"trajectory": f"{position}.{member}", "turn": turn}
+        retry_s: float | None = self._ask(now, "dispatch", "refuse", args)
+        if retry_s is not None:
+            self.account(ev.Refused(t=now, position=position, member=member, turn=turn, retry_s=retry_s))
+        return retry_s
 
     def route(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 
 class Mix:
@@ -25,3 +26,9 @@ class Mix:
             self._credit[chosen] -= 1.0
             self._domains.append(chosen)
         return self._domains[position]
+
+
+@cache
+def mix_of(weights: tuple[tuple[str, float], ...]) -> Mix:
+    """The one mix of these weights, which remembers the positions it was asked about."""
+    return Mix(dict(weights))

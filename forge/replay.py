@@ -103,7 +103,13 @@ class _PolicyReplay:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._views = Views(scenario.shape(), scenario.engine.instances, scenario.sim.block)
+        self._views = Views(
+            scenario.shape(),
+            scenario.engine.instances,
+            scenario.sim.block,
+            scenario.mix(),
+            scenario.queue.concurrency,
+        )
         self._begin_life(0)
 
     def _begin_life(self, life: int) -> None:
@@ -157,6 +163,8 @@ class _DriverReplay:
             seed=scenario.seed,
             sinks=(self._made.append,),
             block=scenario.sim.block,
+            mix=scenario.mix(),
+            concurrency=scenario.queue.concurrency,
         )
 
     def step(self, events: list[ev.Event], at: int) -> int:
@@ -182,6 +190,11 @@ class _DriverReplay:
                 control.take(event.t)
             case ev.PolicyCall(slot="router"):
                 self._route(events, at)
+            case ev.PolicyCall(slot="dispatch", method="next"):
+                control.dispatch(event.t)
+            case ev.PolicyCall(slot="dispatch", args={"trajectory": str(trajectory), "turn": int(turn)}):
+                position, _, member = trajectory.partition(".")
+                control.refuse(event.t, position=int(position), member=int(member), turn=turn)
             case ev.StepStarted():
                 control.start_step(event.t, ending=event.partial)
             case ev.Committed():
@@ -198,7 +211,7 @@ class _DriverReplay:
             case ev.Resumed():
                 self._control = self._fresh()
                 self._control.resume(event)
-            case ev.Taken() | ev.PolicyCall() | ev.Routed():
+            case ev.Taken() | ev.PolicyCall() | ev.Routed() | ev.Refused():
                 raise _DifferenceFoundError("no question of the driver leads here", ev.encode(event)[:200], "no event")
             case _:
                 control.account(event)

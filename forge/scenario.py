@@ -104,6 +104,10 @@ class Scenario(Section):
     def _reach(self) -> str:
         return " + park_reach" if self.shape().park_items else ""
 
+    def mix(self) -> dict[str, float]:
+        """The domains' weights."""
+        return {one.name: one.weight for one in self.domains}
+
     def shape(self) -> QueueShape:
         """The queue's numbers under this scenario's policies. Raises ForgeError outside the validity condition."""
         scheduler = self.policy.scheduler

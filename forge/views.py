@@ -65,6 +65,48 @@ class SyncView:
 
 
 @dataclass(slots=True)
+class DomainView:
+    """One domain of the mix. Items of it, counted since this life of the run began, with those it found waiting: given
+    out, under way, finished and not yet taken, dead."""
+
+    name: str
+    weight: float
+    submitted: int = 0
+    running: int = 0
+    finished: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchView:
+    """For dispatch: whether to begin another item, and of which domain. `submitted` positions were given out, `running`
+    items are under way of at most `concurrency`; `in_flight` requests are at `instances` live instances, `unanswered`
+    ones of them without a first token. `domains` as they are now: they go on changing."""
+
+    now: float
+    draw: float
+    submitted: int
+    running: int
+    concurrency: int
+    in_flight: int
+    unanswered: int
+    instances: int
+    domains: tuple[DomainView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionView:
+    """For dispatch: whether to let this request through. `in_flight` others are at `instances` live instances."""
+
+    now: float
+    draw: float
+    trajectory: str
+    turn: int
+    in_flight: int
+    instances: int
+
+
+@dataclass(slots=True)
 class _Item:
     domain: str
     submitted_s: float
@@ -79,6 +121,8 @@ class Views:
     shape: QueueShape
     instances_n: int
     block: int = 1  # tokens of the KV blocks that requests' paths count
+    mix: Mapping[str, float] = field(default_factory=dict)  # domains and their weights
+    concurrency: int = 1
     queue: ItemQueue = field(init=False)
     now: float = 0.0
     step: int = 0
@@ -88,12 +132,16 @@ class Views:
     _waiting: dict[int, ItemView] = field(default_factory=dict)  # running or finished, in position order
     _finished: list[ItemView] = field(default_factory=list)  # in position order
     instances: Instances = field(init=False)
+    domains: dict[str, DomainView] = field(init=False)
 
     def __post_init__(self) -> None:
         self.queue = ItemQueue(self.shape)
         self.instances = Instances(self.instances_n, self.block)
+        self.domains = {name: DomainView(name, weight) for name, weight in self.mix.items()}
 
-    def view(self, slot: str, draw: float, args: Mapping[str, Any]) -> QueueView | RouterView | SyncView:
+    def view(
+        self, slot: str, draw: float, args: Mapping[str, Any]
+    ) -> QueueView | RouterView | SyncView | DispatchView | AdmissionView:
         """The view a policy slot gets now. `args` is what the call is about, beyond the folded state."""
         match slot:
             case "scheduler":
@@ -103,6 +151,8 @@ class Views:
                 return self.router_view(draw, **{**args, "path": path})
             case "sync":
                 return self.sync_view(draw)
+            case "dispatch":
+                return self.admission_view(draw, **args) if args else self.dispatch_view(draw)
         raise KeyError(slot)
 
     # --- views ------
@@ -146,6 +196,30 @@ class Views:
             requests_in_flight=self.instances.in_flight,
         )
 
+    def dispatch_view(self, draw: float) -> DispatchView:
+        live = self.instances.views()
+        return DispatchView(
+            now=self.now,
+            draw=draw,
+            submitted=len(self.queue),
+            running=self.queue.running,
+            concurrency=self.concurrency,
+            in_flight=self.instances.in_flight,
+            unanswered=sum(one.unanswered for one in live),
+            instances=len(live),
+            domains=tuple(self.domains.values()),
+        )
+
+    def admission_view(self, draw: float, *, trajectory: str, turn: int) -> AdmissionView:
+        return AdmissionView(
+            now=self.now,
+            draw=draw,
+            trajectory=trajectory,
+            turn=turn,
+            in_flight=self.instances.in_flight,
+            instances=len(self.instances.views()),
+        )
+
     # --- the fold ------
 
     def apply(self, event: ev.Event) -> None:
@@ -156,16 +230,22 @@ class Views:
                 if position != event.position:
                     raise ev.TraceError(f"submitted {event.position}, the queue is at {position}")
                 self.items[position] = _Item(event.domain, event.t)
+                domain = self._domain(event.domain)
+                domain.submitted += 1
+                domain.running += 1
                 self._see(position)
             case ev.Finished():
                 self.queue.finish(event.position)
                 item = self.items[event.position]
                 item.finished_s, item.tokens = event.t, event.tokens
+                domain = self._domain(item.domain)
+                domain.running -= 1
+                domain.finished += 1
                 self._see(event.position)
             case ev.Dead():
                 self.queue.die(event.position)
                 self._leave(event.position)
-                del self.items[event.position]
+                self._domain(self.items.pop(event.position).domain).dead += 1
             case ev.Taken():
                 self.queue.take(event.position)
                 self._leave(event.position)
@@ -201,8 +281,19 @@ class Views:
 
     def _leave(self, position: int) -> None:
         """It waits no more."""
-        if self._waiting.pop(position).finished:
+        left = self._waiting.pop(position)
+        domain = self._domain(left.domain)
+        if left.finished:
             del self._finished[bisect_left(self._finished, position, key=_POSITION)]
+            domain.finished -= 1
+        else:
+            domain.running -= 1
+
+    def _domain(self, name: str) -> DomainView:
+        """A domain that is not of the mix, of a trace that was read say, has no weight."""
+        if name not in self.domains:
+            self.domains[name] = DomainView(name, 0.0)
+        return self.domains[name]
 
     def _apply_instance(self, event: ev.Event) -> None:
         instances = self.instances
@@ -240,8 +331,13 @@ class Views:
             for p, (domain, submitted_s, finished_s) in event.items.items()
         }
         self._waiting, self._finished = {}, []
+        self.domains = {name: DomainView(name, weight) for name, weight in self.mix.items()}
         for position in self.queue.waiting():
             self._see(position)
+            domain, finished = self._domain(self.items[position].domain), self._waiting[position].finished
+            domain.submitted += 1
+            domain.finished += finished
+            domain.running += not finished
         self.instances = Instances(self.instances_n, self.block)
         for i in range(self.instances_n):
             self.instances.loaded(i, event.version)

@@ -71,6 +71,11 @@ def missing() -> str:
     return ""
 
 
+def url(address: str, page: str) -> str:
+    """The first page is the one without a path."""
+    return f"{address}/" if page == PAGES[0] else f"{address}/{page}"
+
+
 @contextmanager
 def chromium(width: int, height: int, downloads: Path | None = None) -> Iterator[Any]:
     """A Selenium driver of a headless Chromium of that size. Raises ForgeError where there is none."""
@@ -116,6 +121,14 @@ def whole(driver: Any, width: int, least: int = 900) -> None:
     time.sleep(1.0)
 
 
+def everything(driver: Any) -> None:
+    """Have all charts drawn, where the page has them."""
+    for one in driver.find_elements("xpath", "//button[contains(., 'everything')]"):
+        one.click()
+        time.sleep(0.5)
+        settled(driver)
+
+
 def shoot(driver: Any, path: Path) -> None:
     """A PNG of few colours, so that it is small."""
     from PIL import Image
@@ -135,9 +148,10 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     with serving(given.runs) as address, chromium(given.width, 1300) as driver:
         for page in PAGES if given.all else PAGES[:1]:
-            driver.get(f"{address}/{page}")
+            driver.get(url(address, page))
             settled(driver)
             if given.all:
+                everything(driver)
                 whole(driver, given.width)
                 settled(driver)
             path = given.out / f"{page}.png"

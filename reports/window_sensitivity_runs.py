@@ -75,17 +75,17 @@ class Rollouts:
         self._family, self._seed = family, seed
         names = ["short", "long"] if family.mix == MIXES[1] else ["only"]
         self._mix = Mix(dict.fromkeys(names, 1.0))
-        self._items: dict[int, Group] = {}
+        self._items: dict[tuple[int, str], Group] = {}
 
-    def item(self, position: int) -> Group:
-        if position not in self._items:
-            domain = self._mix.domain(position)
+    def item(self, position: int, domain: str | None = None) -> Group:
+        domain = domain or self._mix.domain(position)
+        if (position, domain) not in self._items:
             rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(position,))))
             minutes = min(LONGEST, SCALE[domain] * _length(self._family.shape, rng))
             tokens = max(1, min(400, round(24 * minutes**0.5)))
             step = Step(prompt=16, output=tokens, delay_s=minutes * MINUTE_S)
-            self._items[position] = Group(domain, round(minutes, 3), (MemberWork((step,), 1.0),))
-        return self._items[position]
+            self._items[position, domain] = Group(domain, round(minutes, 3), (MemberWork((step,), 1.0),))
+        return self._items[position, domain]
 
 
 #: of a typical length, by domain

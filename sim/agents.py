@@ -71,9 +71,9 @@ class Agents:
         self._running: dict[int, Item] = {}  # by position, where items may be parked
         self.train_tokens: dict[int, int] = {}  # of finished items, until the trainer takes them
 
-    def submit(self) -> None:
+    def submit(self, domain: str) -> None:
         """Start the next item and its members."""
-        work: Group = self._work.item(len(self._control.queue))
+        work: Group = self._work.item(len(self._control.queue), domain)
         position = self._control.submit(
             self._now(), domain=work.domain, difficulty=work.difficulty, members=len(work.members)
         )
@@ -133,11 +133,19 @@ class Agents:
         if not self._rollout.lives:
             self._rollout.when_live(lambda: self._send(member, number, attempt))
             return
+        retry_s = self._control.refuse(self._now(), position=position, member=member.number, turn=number)
+        if retry_s is not None:
+            self._later.add(self._env.now + to_fs(retry_s), self._asks_again, (member, number, attempt))
+            return
         retry = f".r{attempt}" if attempt else ""
         name = f"{position}.{member.number}.{number}{retry}"
         step, asks = member.work.steps[number], (member, number, attempt)
         call = self._rollout.send(name, position, member.number, number, step, self._left, asks)
         member.calls[number] = call
+
+    def _asks_again(self, alarm: Alarm) -> None:
+        refused: tuple[Member, int, int] = alarm.about
+        self._send(*refused)
 
     def _left(self, call: Call) -> None:
         """It ended at its instance, answered or lost."""

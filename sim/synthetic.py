@@ -50,20 +50,20 @@ class Agents:
         self._mix = Mix({name: model.share for name, model in domains.items()})
         self._domains = {name: Domain(model, 2 * i) for i, (name, model) in enumerate(domains.items())}
 
-    def item(self, index: int) -> Group:
+    def item(self, index: int, domain: str | None = None) -> Group:
         """Two standard normals of the item, then one row per member, drawn in order."""
-        name = self._mix.domain(index)
-        domain = self._domains[name]
+        name = domain or self._mix.domain(index)
+        drawn = self._domains[name]
         rng = self._rng(index)
         hardness, task_z = rng.standard_normal(2).tolist()
-        draws = domain.members(hardness, rng.standard_normal((self._group, domain.width)))
+        draws = drawn.members(hardness, rng.standard_normal((self._group, drawn.width)))
         ids = count(_ITEM * (index + 1))
-        prompt, shared = first_prompt(domain.system, (next(ids), domain.task_tokens(task_z)), self.block)
+        prompt, shared = first_prompt(drawn.system, (next(ids), drawn.task_tokens(task_z)), self.block)
         members = []
         for number, own in enumerate(draws):
-            talk = Conversation(domain.model.context, self.block, prompt, shared, ids, self._max_context)
-            members.append(self._member(domain, (index, number), own, talk, ids))
-        difficulty = domain.model.difficulty_mean + domain.model.difficulty_sd * hardness
+            talk = Conversation(drawn.model.context, self.block, prompt, shared, ids, self._max_context)
+            members.append(self._member(drawn, (index, number), own, talk, ids))
+        difficulty = drawn.model.difficulty_mean + drawn.model.difficulty_sd * hardness
         return Group(name, round(difficulty, 3), tuple(members))
 
     def _member(

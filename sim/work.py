@@ -36,10 +36,10 @@ class Work(Protocol):
     """The work behind every position of a scenario, whatever its queue and policies: a pure function of seed and
     position, so that two policies meet the very same work, whatever order things happen in.
 
-    `block`: tokens of the KV blocks that paths count.
+    `block`: tokens of the KV blocks that paths count. `domain`: of the item; by default the one the mix gives it.
     """
 
     @property
     def block(self) -> int: ...
 
-    def item(self, position: int) -> Group: ...
+    def item(self, position: int, domain: str | None = None) -> Group: ...

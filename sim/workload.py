@@ -45,20 +45,20 @@ class Workload:
         self._seed = scenario.seed
         self._group = scenario.queue.group
         self._max_context = scenario.engine.max_context
-        self._mix = Mix({d.name: d.weight for d in scenario.domains})
+        self._mix = Mix(scenario.mix())
         self._models = {d.name: scenario.sim.domains.get(d.name, SimDomain()) for d in scenario.domains}
         self._waits = {d.name: d.tool_wait for d in scenario.domains}
-        self._items: dict[int, Group] = {}
+        self._items: dict[tuple[int, str], Group] = {}
         self._cdfs = {name: _cdf(model.turns) for name, model in self._models.items()}
 
-    def item(self, position: int) -> Group:
-        if position not in self._items:
-            self._items[position] = self._draw(position)
-        return self._items[position]
+    def item(self, position: int, domain: str | None = None) -> Group:
+        key = position, domain or self._mix.domain(position)
+        if key not in self._items:
+            self._items[key] = self._draw(*key)
+        return self._items[key]
 
-    def _draw(self, position: int) -> Group:
+    def _draw(self, position: int, domain: str) -> Group:
         """One row of standard normals per member, drawn in order: a larger group leaves the smaller one's as it was."""
-        domain = self._mix.domain(position)
         model = self._models[domain]
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._seed, spawn_key=(position,))))
         hardness = float(rng.standard_normal())

@@ -70,6 +70,8 @@ class World:
             seed=scenario.seed,
             sinks=sinks,
             block=scenario.sim.block,
+            mix=scenario.mix(),
+            concurrency=scenario.queue.concurrency,
             requests=requests,
         )
         self._control.events = []
@@ -115,8 +117,8 @@ class World:
             if not batch:
                 break
             self._trainer.train(sum(self._agents.train_tokens.pop(p) for p in batch))
-        while not self._stopping and self._may_submit():
-            self._agents.submit()
+        while not self._stopping and (domain := self._control.dispatch(self._now())) is not None:
+            self._agents.submit(domain)
             self._stopping = self._reached_stop()
         if self._stopping and self._control.queue.open_items == 0:
             self._finish()
@@ -131,10 +133,6 @@ class World:
             for position in stale:
                 self._agents.kill_stale(position)
             control.take(self._now())
-
-    def _may_submit(self) -> bool:
-        queue = self._control.queue
-        return queue.running < self._scenario.queue.concurrency and queue.may_submit()
 
     def _reached_stop(self) -> bool:
         control = self._control

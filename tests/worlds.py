@@ -15,7 +15,6 @@ from typing import Any
 
 from forge import trace as ev
 from forge.control import Control
-from forge.mix import Mix
 from forge.policies import Policies
 from forge.scenario import Scenario, parse
 from forge.types import DeathReason
@@ -51,7 +50,6 @@ class World:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
-        self.mix = Mix({d.name: d.weight for d in self.scenario.domains})
         self.heap: list[tuple[float, int, Callable[[], None]]] = []
         self.count = 0
         self.open: dict[int, dict[int, float | None]] = {}  # position -> member -> reward
@@ -69,6 +67,8 @@ class World:
             instances=self.scenario.engine.instances,
             group=self.scenario.queue.group,
             seed=self.scenario.seed,
+            mix=self.scenario.mix(),
+            concurrency=self.scenario.queue.concurrency,
             sinks=self.sinks,
         )
 
@@ -121,8 +121,7 @@ class World:
         if batch := self.control.start_step(self.now, ending=ending):
             self._after(0.3 + 0.02 * len(batch), lambda at=self.now: self._trained(at))
             self._take()
-        while not self._all_submitted() and queue.may_submit() and queue.running < self.scenario.queue.concurrency:
-            domain = self.mix.domain(len(queue))
+        while not self._all_submitted() and (domain := self.control.dispatch(self.now)) is not None:
             position = self.control.submit(
                 self.now, domain=domain, difficulty=float(domain == "agent"), members=self.scenario.queue.group
             )
@@ -155,6 +154,10 @@ class World:
             return
         if not self._live():
             self._after(0.5, lambda: self._turn(position, member, turn, turns))
+            return
+        retry_s = self.control.refuse(self.now, position=position, member=member, turn=turn)
+        if retry_s is not None:
+            self._after(retry_s, lambda: self._turn(position, member, turn, turns))
             return
         self.count += 1
         request = f"{position}.{member}.{turn}.{self.count}"

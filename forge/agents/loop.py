@@ -73,9 +73,7 @@ async def converse(
     tools: Any = list(domain.tools(task))
     options: dict[str, Any] = {"tools": tools} if tools else {}
     while counts.turns < domain.max_turns:
-        reply = await client.chat.completions.create(
-            model=model, messages=messages, max_tokens=domain.max_tokens, **options
-        )
+        reply = await ask(client, model=model, messages=messages, max_tokens=domain.max_tokens, **options)
         counts.turns += 1
         message = reply.choices[0].message
         if not message.tool_calls:
@@ -89,6 +87,15 @@ async def converse(
             counts.tool_errors += failed
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
+
+
+async def ask(client: openai.AsyncOpenAI, **request: Any) -> Any:
+    """One reply. Who is refused (429) more often than the client bears asks on, until the item's time-out."""
+    while True:
+        try:
+            return await client.chat.completions.create(**request)
+        except openai.RateLimitError as refused:
+            await asyncio.sleep(float(refused.response.headers.get("retry-after", 1.0)))
 
 
 def use_tool(domain: Domain, task: Task, name: str, arguments: str) -> tuple[str, bool]:

@@ -91,6 +91,8 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
             instances=scenario.engine.instances,
             group=scenario.queue.group,
             seed=scenario.seed,
+            mix=scenario.mix(),
+            concurrency=scenario.queue.concurrency,
             sinks=(pool, writer, watcher),
         )
         world = LiveWorld(scenario=scenario, control=control, pool=pool, clock=clock, stop_ids=codec.stop_ids)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from forge import trace as ev
 from forge.control import Control
-from forge.gateway.backend import UnknownTrajectoryError
+from forge.gateway.backend import Overloaded, UnknownTrajectoryError
 from forge.gateway.gateway import Gateway
 from forge.live.fleet import Fleet
 from forge.rollout.engine import Delta, EngineRequest, Sampling
@@ -63,7 +63,14 @@ class LiveBackend:
         return self.trajectories.pop(trajectory, None)
 
     def open(self, trajectory: str) -> Sampling:
-        return self._find(trajectory).sampling
+        known = self._find(trajectory)
+        if known.position is not None:
+            retry_s = self._control.refuse(
+                self._clock(), position=known.position, member=known.member, turn=known.requests
+            )
+            if retry_s is not None:
+                raise Overloaded(retry_s)
+        return known.sampling
 
     def record(self, completion: Completion) -> None:
         """A late completion of a trajectory already closed (its item timed out) is dropped with it."""

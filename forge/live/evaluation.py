@@ -86,7 +86,7 @@ def key(task: Task) -> str:
 
 def held_out(scenario: Scenario, task_of: Callable[[str, int], Task]) -> list[Task]:
     """`eval.tasks` distinct held-out tasks, spread over the domains as the mix is. `task_of(domain, index)`."""
-    mix = Mix({d.name: d.weight for d in scenario.domains})
+    mix = Mix(scenario.mix())
     tasks: dict[str, Task] = {}
     drawn = {d.name: 0 for d in scenario.domains}
     slot = 0

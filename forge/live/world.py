@@ -20,7 +20,6 @@ from forge.live.child import Child
 from forge.live.fleet import Fleet
 from forge.live.groups import Group, left_behind, parse_trajectory, timed_out
 from forge.live.trainer_worker import Stepped
-from forge.mix import Mix
 from forge.policies.sync import SyncMode
 from forge.pool.store import Pool
 from forge.rollout.engine import Sampling
@@ -62,7 +61,6 @@ class LiveWorld:
 
     def __post_init__(self) -> None:
         self.failure = asyncio.get_running_loop().create_future()
-        self._mix = Mix({d.name: d.weight for d in self.scenario.domains})
         self._waits = {d.name: d.tool_wait for d in self.scenario.domains}
         self._domains = {d.name: get_domain(d.name) for d in self.scenario.domains}
 
@@ -90,8 +88,8 @@ class LiveWorld:
         if positions:
             batch = self.pool.batch(positions)
             self.trainer.send("step", self.control.views.step + 1, positions, batch, self.fleet.newest)
-        while not self.is_ending and queue.running < self.scenario.queue.concurrency and queue.may_submit():
-            self._submit()
+        while not self.is_ending and (domain := self.control.dispatch(now)) is not None:
+            self._submit(self._domains[domain])
         if self.is_ending and queue.open_items == 0 and self._all_published():
             self.done = True
 
@@ -106,9 +104,8 @@ class LiveWorld:
 
     # --- rollout ------
 
-    def _submit(self) -> None:
+    def _submit(self, domain: Domain) -> None:
         position = len(self.control.queue)
-        domain = self._domains[self._mix.domain(position)]
         task = domain.task("train", self.scenario.seed, position)
         members = self.scenario.queue.group
         self.pool.put_task(position, asdict(task))

@@ -103,6 +103,7 @@ class RunFold:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     cached_tokens: int | None = None  # of prompts, found instead of prefilled
+    refused: int = 0  # requests answered with 429
     usage: list[tuple[float, float]] = field(default_factory=list)  # seconds, busy_s so far
     instance_usage: list[tuple[float, tuple[float, ...]]] = field(default_factory=list)  # the same, per instance
     #: three numbers a request: routed at, prompt tokens, of those believed cached
@@ -134,6 +135,8 @@ class RunFold:
                 self._request(event)
             case ev.Usage():
                 self._usage(event)
+            case ev.Refused():
+                self.refused += 1
             case ev.StepStarted() | ev.Committed() | ev.Loaded() | ev.Published():
                 self._training(event)
             case _:

@@ -155,6 +155,7 @@ def _parts(out: Figures, run: RunFold, instances: int) -> None:
     out.put("engine_idle_fraction", 1.0 - busy if measured else None, "no usage event, or no duration")
     trained = sum(end - start for start, end in run.trainer_spans)
     out.put("trainer_idle_fraction", 1.0 - trained / wall if wall > 0 else None, "the run has no duration")
+    out.values["refused"] = run.refused
     out.put("ttft_s", stats.percentiles(run.ttft_s), "no request got a first token")
     out.put("tpot_s", stats.percentiles(run.tpot_s), "no request sampled two tokens")
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator
 
+from forge.policies.dispatch import Dispatch, Mixed, Paced, ReplaceDead, Staged
 from forge.policies.kv import ComesBack, KvRetention, Lru
 from forge.policies.placement import Aggregated, Conditional, Disaggregated, LeastDelay, Placement
 from forge.policies.router import LeastLoaded, Random, RoundRobin, Router
@@ -26,6 +27,7 @@ AnyRouter = Annotated[
     Discriminator("kind"),
 ]
 AnySync = EveryK
+AnyDispatch = Annotated[Mixed | Staged | ReplaceDead | Paced, Discriminator("kind")]
 AnyPlacement = Annotated[Aggregated | Disaggregated | Conditional | LeastDelay, Discriminator("kind")]
 AnyKv = Annotated[Lru | ComesBack, Discriminator("kind")]
 AnySpeculation = Annotated[Off | Fixed | CostAware, Discriminator("kind")]
@@ -43,6 +45,7 @@ class Policies:
     placement: AnyPlacement = field(default_factory=Conditional)
     speculation: AnySpeculation = field(default_factory=CostAware)
     kv: AnyKv = field(default_factory=Lru)
+    dispatch: AnyDispatch = field(default_factory=Mixed)
 
     def fresh(self) -> Policies:
         """New instances of the same configuration: what an earlier run left inside them is gone."""
@@ -55,6 +58,7 @@ class Policies:
 __all__ = [
     "AdaptiveWindow",
     "Aggregated",
+    "AnyDispatch",
     "AnyKv",
     "AnyPlacement",
     "AnyRouter",
@@ -66,6 +70,7 @@ __all__ = [
     "Conditional",
     "CostAware",
     "Disaggregated",
+    "Dispatch",
     "Dynamo",
     "EveryK",
     "Fffo",
@@ -76,17 +81,21 @@ __all__ = [
     "LeastLoaded",
     "Llmd",
     "Lru",
+    "Mixed",
     "Off",
+    "Paced",
     "Parking",
     "Placement",
     "Policies",
     "PrefixAffinity",
     "Random",
+    "ReplaceDead",
     "RoundRobin",
     "Router",
     "Seconds",
     "Sglang",
     "Speculation",
+    "Staged",
     "StrictFifo",
     "TrainScheduler",
     "VllmDp",

@@ -17,6 +17,7 @@ from forge import trace as ev
 from forge.instances import InstanceView, RouterView
 from forge.policies import (
     AdaptiveWindow,
+    AnyDispatch,
     AnyKv,
     AnyPlacement,
     AnyRouter,
@@ -41,6 +42,7 @@ SYNCS = (AnySync,)
 RETENTIONS = get_args(get_args(AnyKv)[0])
 PLACEMENTS = get_args(get_args(AnyPlacement)[0])
 SPECULATIONS = get_args(get_args(AnySpeculation)[0])
+DISPATCHES = get_args(get_args(AnyDispatch)[0])
 MODES: tuple[SyncMode, ...] = get_args(SyncMode)
 SLOTS = {
     "scheduler": SCHEDULERS,
@@ -49,6 +51,7 @@ SLOTS = {
     "placement": PLACEMENTS,
     "speculation": SPECULATIONS,
     "kv": RETENTIONS,
+    "dispatch": DISPATCHES,
 }
 EVERY = [(slot, cls) for slot, classes in SLOTS.items() for cls in classes]
 

@@ -62,6 +62,20 @@ def test_the_folder_tells_all(folder: RunFolder) -> None:
     assert (folder.path / "report.html").stat().st_size > 10_000
 
 
+def test_refused_requests_are_asked_again_and_nothing_dies_of_it(tmp_path: Path) -> None:
+    """Agents that find the engines full are answered with 429, wait, and come again: more often than their client's
+    own retries would bear."""
+    limit = 'policy.dispatch={kind="mix",refuse_above=1,retry_after_s=0.02}'
+    done = subprocess.run(command(tmp_path, "stop={items=8}", *FAKE, limit), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder.open((tmp_path / "latest").resolve())
+    summary = folder.read("summary.json") or {}
+    assert summary["refused"] > 20
+    assert sum(summary["dead"].values()) == 0
+    assert summary["law_violations"] == []
+    assert replay(folder).is_same
+
+
 def test_both_worlds_have_the_same_keys(folder: RunFolder) -> None:
     scenario = folder.scenario()
     simulated = summarise(simulate(scenario).events, scenario)

@@ -58,6 +58,29 @@ def test_the_simulators_trace_replays_and_keeps_the_laws(scheduler: str) -> None
     assert summarise(events, given_scenario)["law_violations"] == []
 
 
+DISPATCHES = [
+    {"kind": "mix", "refuse_above": 1, "retry_after_s": 0.3},
+    {"kind": "stages", "round_items": 9},
+    {"kind": "replace_dead"},
+    {"kind": "paced", "fewest": 2, "unanswered": 0.5, "settle_s": 0.4},
+]
+
+
+@pytest.mark.parametrize("dispatch", DISPATCHES, ids=lambda one: one["kind"])
+def test_dispatch_replays_in_both_worlds_and_over_lives(dispatch: dict[str, object]) -> None:
+    world = pytest.importorskip("sim.world")
+    given_scenario = scenario(policy={"dispatch": dispatch})
+    simulated: list[ev.Event] = []
+    world.simulate(given_scenario, sinks=(simulated.append,))
+    for events in (trace_of(given_scenario, mtbf_s=6.0, crashes=(4.0, 9.0)), simulated):
+        assert replay_policies(reread(events), given_scenario).difference is None
+        assert replay_driver(reread(events), given_scenario).difference is None
+        assert summarise(events, given_scenario)["law_violations"] == []
+        refused = sum(isinstance(e, ev.Refused) for e in events)
+        assert summarise(events, given_scenario)["refused"] == refused
+        assert bool(refused) == ("refuse_above" in dispatch)
+
+
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), scheduler=st.sampled_from(SCHEDULERS), crash=st.floats(0.1, 15))
 def test_any_world_replays(seed: int, scheduler: str, crash: float) -> None:

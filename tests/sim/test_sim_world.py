@@ -142,6 +142,8 @@ def test_replayed_on_fresh_policies_and_a_fresh_fold_a_trace_gives_the_same_deci
         instances=scenario.engine.instances,
         group=scenario.queue.group,
         seed=scenario.seed,
+        mix=scenario.mix(),
+        concurrency=scenario.queue.concurrency,
         sinks=(replayed.append,),
     )
     for event in seen:
@@ -150,7 +152,7 @@ def test_replayed_on_fresh_policies_and_a_fresh_fold_a_trace_gives_the_same_deci
         else:
             control.account(event)
     assert replayed == seen
-    assert {e.slot for e in of_kind(seen, ev.PolicyCall)} == {"scheduler", "router", "sync"}
+    assert {e.slot for e in of_kind(seen, ev.PolicyCall)} == {"scheduler", "router", "sync", "dispatch"}
 
 
 # --- common random numbers ------
