@@ -10,8 +10,9 @@ BIN    := $(VENV)/bin
 run: setup
 	$(BIN)/forge quickstart
 
+# A worker for each core; a module stays with one of them, and so do all live tests.
 test: setup lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadgroup
 
 # The simulator's core compiled to C; sources that change run as they are until it is made again.
 fast: setup

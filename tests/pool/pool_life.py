@@ -50,6 +50,7 @@ class Life:
         position = None if newest is None else checkpoint.read(newest)
         self.control.resume(self.pool.resume(position, self.now))
         self.attempts = {item.position: item.attempt for item in self.pool.running_items()}
+        self.take()  # what the last life left stale dies before anything is submitted, as in the live world
 
     def run(self) -> None:
         queue = self.control.queue
