@@ -112,6 +112,8 @@ async def test_a_broken_stream_does_not_look_complete(ask: Ask) -> None:
             with pytest.raises(errors_of(ask).APIError) as caught:
                 await ask(client, stream=True)
             assert "server had an error" in str(caught.value)
+            if ask is messages:
+                assert caught.value.body["error"]["type"] == "overloaded_error"
         backend.breaking = None
         assert await ask(client) == TEXT  # the fallback without a stream is answered
     assert len(backend.records["t1"]) == 1

@@ -82,7 +82,9 @@ class MessagesReply:
         return _event("ping")
 
     def broken(self, error: ApiError) -> bytes:
-        return wire.event(anthropic_error(error)[1], "error")
+        # A stream is worth asking for again whatever broke it, and of all kinds agents do so for this one alone.
+        told = ApiError(503, error.message) if error.status >= 500 else error
+        return wire.event(anthropic_error(told)[1], "error")
 
     def _deltas(self, piece: ReplyPiece) -> Iterator[bytes]:
         kind, text = _text_of(piece)
