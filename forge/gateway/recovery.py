@@ -1,0 +1,257 @@
+"""Recovers a trajectory's conversations from its requests alone: a tree of completions, with a reason for every fork.
+
+Clients send their whole history with every request, and not as it was sampled: arguments are written anew, text beside
+calls is dropped, turns are rewritten, old ones left out. A request continues a completion if its messages begin with
+that completion's own messages and its reply. A reply is known by the ids of its tool calls, which the gateway minted,
+else by its text; how far the echo differs from what was sampled is counted. Everything else is a fork.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from forge.types import Json
+
+#: replies looked at for a summary that a later prompt was built around, and the least text that counts as one
+SUMMARIES, SUMMARY_CHARS = 8, 24
+#: newest conversations that a shortened history is compared with
+COMPARED = 32
+
+
+class Fork(StrEnum):
+    """Why a completion does not simply go on from its parent's reply (or, without a parent, from nothing)."""
+
+    ROOT = "root"  # the trajectory's first conversation
+    BRANCH = "branch"  # the reply it follows was already followed by something else
+    RESAMPLE = "resample"  # the same prompt, once more
+    REWRITE = "rewrite"  # a sampled turn came back changed
+    INVENTED = "invented"  # it holds an assistant turn that was never sampled
+    TRUNCATION = "truncation"  # turns were left out
+    COMPACTION = "compaction"  # begins anew around a reply: a summary
+    TOOLS = "tools"  # the same messages with other tools
+    SUB_AGENT = "sub_agent"  # a conversation of its own, begun after the first
+    TEMPLATE = "template"  # the model's template shows earlier turns differently now
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request belongs: after the reply of node `parent`, with which its first `known` messages end; None: from
+    nothing. `fork` None: it is that reply's first and plain continuation. `echo`: how the reply came back changed."""
+
+    parent: int | None
+    known: int
+    fork: Fork | None
+    echo: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Node:
+    """One completion. `keys`: of its prompt's messages; `closed`: its last id ends the turn."""
+
+    parent: int | None
+    fork: Fork | None
+    keys: tuple[int, ...]
+    tools: int
+    reply: Json
+    prompt_ids: tuple[int, ...]
+    sampled_ids: tuple[int, ...]
+    closed: bool
+    children: list[int] = field(default_factory=list)
+
+
+class Conversations:
+    """The tree of one trajectory. `place` a request, and `add` its completion once it is recorded."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.echoes: Counter[str] = Counter()  # replies that came back, by how they differed; "exact" where not
+        self._ends: dict[int, list[int]] = {}  # nodes by the chain of their messages and their reply
+        self._starts: dict[int, list[int]] = {}  # nodes by the chain of their prompts
+        self._minted: set[str] = set()
+
+    def place(self, messages: Sequence[Json], tools: Sequence[Json], *, is_sub_agent: bool = False) -> Place:
+        """`is_sub_agent`: the client says so. Changes nothing."""
+        keys, chains = self._chains(messages, tools)
+        for known in range(len(messages), 0, -1):
+            parent = self._answered(chains[known], messages[known - 1])
+            if parent is not None:
+                fork = self._fork(messages, keys, chains, parent, known)
+                return Place(parent, known, fork, differences(self.nodes[parent].reply, messages[known - 1]))
+        return Place(None, 0, self._from_nothing(messages, keys, chains, is_sub_agent=is_sub_agent))
+
+    def add(
+        self,
+        place: Place,
+        messages: Sequence[Json],
+        tools: Sequence[Json],
+        *,
+        reply: Json,
+        prompt_ids: tuple[int, ...],
+        sampled_ids: tuple[int, ...],
+        closed: bool,
+    ) -> int:
+        """The completion's number in this tree. `reply`: the assistant's message, with the ids its calls were given."""
+        keys, chains = self._chains(messages, tools)
+        number = len(self.nodes)
+        node = Node(
+            parent=place.parent,
+            fork=place.fork,
+            keys=tuple(keys),
+            tools=chains[0],
+            reply=reply,
+            prompt_ids=prompt_ids,
+            sampled_ids=sampled_ids,
+            closed=closed,
+        )
+        self.nodes.append(node)
+        if place.parent is not None:
+            self.nodes[place.parent].children.append(number)
+            self.echoes.update(place.echo or ("exact",))
+        self._starts.setdefault(chains[-1], []).append(number)
+        self._minted.update(ids_of(reply))
+        for key in {_by_ids(reply), _by_text(reply)}:
+            self._ends.setdefault(hash((chains[-1], key)), []).append(number)
+        return number
+
+    def _chains(self, messages: Sequence[Json], tools: Sequence[Json]) -> tuple[list[int], list[int]]:
+        """Keys of the messages; and for every count of leading messages, what stands for them and the tools."""
+        keys = [self._key(message) for message in messages]
+        chains = [hash(_canonical(list(tools)))]
+        for key in keys:
+            chains.append(hash((chains[-1], key)))
+        return keys, chains
+
+    def _key(self, message: Json) -> int:
+        ids = ids_of(message)
+        known = bool(ids) and all(one in self._minted for one in ids)
+        return _by_ids(message) if known else _by_text(message)
+
+    def _answered(self, chain: int, echo: Json) -> int | None:
+        """The completion whose messages and reply these are; of several, the newest that minted the echo's ids."""
+        found = self._ends.get(chain, [])
+        ids = ids_of(echo)
+        own = [number for number in found if ids_of(self.nodes[number].reply) == ids] or found
+        return own[-1] if own else None
+
+    def _fork(
+        self, messages: Sequence[Json], keys: list[int], chains: list[int], parent: int, known: int
+    ) -> Fork | None:
+        later = [i for i in range(known, len(messages)) if messages[i]["role"] == "assistant"]
+        if later:
+            return self._shortened(messages, keys) or self._changed(chains, later[0])
+        if not self.nodes[parent].children:
+            return None
+        return Fork.RESAMPLE if chains[-1] in self._starts else Fork.BRANCH
+
+    def _from_nothing(
+        self, messages: Sequence[Json], keys: list[int], chains: list[int], *, is_sub_agent: bool
+    ) -> Fork:
+        if not self.nodes:
+            return Fork.ROOT
+        if is_sub_agent:
+            return Fork.SUB_AGENT
+        if chains[-1] in self._starts:
+            return Fork.RESAMPLE
+        if any(node.tools != chains[0] and _begins(keys, node) for node in self.nodes):
+            return Fork.TOOLS
+        if self._summarised(messages):
+            return Fork.COMPACTION
+        replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        cut = self._shortened(messages, keys)
+        if cut or not replies:
+            return cut or Fork.SUB_AGENT
+        return self._changed(chains, replies[0])
+
+    def _changed(self, chains: list[int], reply: int) -> Fork:
+        """Of an assistant turn that is no echo: whether something was sampled in its place."""
+        return Fork.REWRITE if chains[reply] in self._starts else Fork.INVENTED
+
+    def _shortened(self, messages: Sequence[Json], keys: list[int]) -> Fork | None:
+        """Whether this is a conversation of ours with turns left out: up to its last reply all of it was there before,
+        in this order, and more. What follows that reply is new."""
+        old = keys
+        while old and messages[len(old) - 1]["role"] != "assistant":
+            old = old[:-1]
+        for node in reversed(self.nodes[-COMPARED:]):
+            whole = [*node.keys, _by_ids(node.reply), _by_text(node.reply)]
+            if old and len(old) < len(node.keys) + 1 and _is_in_order(old, iter(whole)):
+                return Fork.TRUNCATION
+        return None
+
+    def _summarised(self, messages: Sequence[Json]) -> bool:
+        texts = [node.reply["content"].strip() for node in self.nodes if not node.reply.get("tool_calls")]
+        said = [text for text in texts[-SUMMARIES:] if len(text) >= SUMMARY_CHARS]
+        return any(text in message["content"] for message in messages for text in said)
+
+
+def differences(reply: Json, echo: Json) -> tuple[str, ...]:
+    """How an echoed turn differs from the reply it stands for, by kind; () where it does not."""
+    kinds = []
+    if echo["content"] != reply["content"]:
+        same = echo["content"].strip() == reply["content"].strip()
+        kinds.append("whitespace" if same else "text_changed" if echo["content"].strip() else "text_dropped")
+    if (reply.get("reasoning_content") or "").strip() != (echo.get("reasoning_content") or "").strip():
+        kinds.append("reasoning_changed" if echo.get("reasoning_content") else "reasoning_dropped")
+    pairs = list(zip(reply.get("tool_calls", ()), echo.get("tool_calls", ()), strict=False))
+    functions = [(sent["function"], came["function"]) for sent, came in pairs]
+    if any(sent["name"] != came["name"] for sent, came in functions):
+        kinds.append("call_renamed")
+    if any(_arguments(sent["arguments"]) != _arguments(came["arguments"]) for sent, came in functions):
+        kinds.append("arguments_changed")
+    elif any(sent["arguments"] != came["arguments"] for sent, came in functions):
+        kinds.append("arguments_rewritten")
+    return tuple(kinds)
+
+
+def ids_of(message: Json) -> tuple[str, ...]:
+    """Ids of an assistant's tool calls that have one."""
+    return tuple(call["id"] for call in message.get("tool_calls", ()) if call.get("id"))
+
+
+def _by_ids(message: Json) -> int:
+    ids = ids_of(message)
+    return hash(("calls", *ids)) if ids else _by_text(message)
+
+
+def _by_text(message: Json) -> int:
+    """Reasoning, ids and white space at the ends left out: many clients keep none of them."""
+    calls = [
+        (call["function"]["name"], _arguments(call["function"]["arguments"])) for call in message.get("tool_calls", ())
+    ]
+    return hash((message["role"], message["content"].strip(), *calls))
+
+
+def _arguments(text: str) -> str:
+    """JSON arguments in one form; broken ones as they are."""
+    try:
+        return _canonical(json.loads(text or "{}"))
+    except (ValueError, RecursionError):
+        return text
+
+
+def _canonical(value: object) -> str:
+    """Keys in order, and 30.0 as 30: what clients make of numbers on the way."""
+    return json.dumps(_whole(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _whole(value: object) -> object:
+    match value:
+        case dict():
+            return {key: _whole(one) for key, one in value.items()}
+        case list():
+            return [_whole(one) for one in value]
+        case float() if value.is_integer():
+            return int(value)
+    return value
+
+
+def _begins(keys: Sequence[int], node: Node) -> bool:
+    return tuple(keys[: len(node.keys)]) == node.keys
+
+
+def _is_in_order(keys: Sequence[int], whole: Iterator[int]) -> bool:
+    return all(any(key == one for one in whole) for key in keys)
