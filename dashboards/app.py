@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import streamlit as st
 
 from dashboards import page_run, page_trace, page_tune, page_whatif
 
-st.set_page_config(page_title="Forge", layout="wide", page_icon=":material/local_fire_department:")
+#: a square of the two colours of runs: an icon by name would be fetched from the network
+ICON = np.array([[[0, 114, 178]] * 16] * 8 + [[[230, 159, 0]] * 16] * 8, dtype=np.uint8)
+
+st.set_page_config(page_title="Forge", page_icon=ICON, layout="wide")
 PAGES = [
     st.Page(page_whatif.page, title="What-if", url_path="what-if", icon=":material/compare_arrows:", default=True),
     st.Page(page_run.page, title="Run", url_path="run", icon=":material/timeline:"),

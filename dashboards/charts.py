@@ -13,17 +13,30 @@ from forge.report.plots import STATE_COLOURS, STATE_LABELS
 
 PAIR = [BLUE, ORANGE]  # the first run, the second
 SECONDS = "seconds of the run"
+EDGES = ["head", "end of the window"]
 INK, FAINT = "#333333", "#E6E6E6"
 
 
 def _theme() -> alt.theme.ThemeConfig:
     axis = {"labelColor": INK, "titleColor": INK, "titleFontWeight": "normal", "gridColor": FAINT, "labelFontSize": 12}
-    legend = {"labelColor": INK, "title": None, "orient": "bottom", "labelFontSize": 12, "labelLimit": 300}
+    legend = {
+        "labelColor": INK,
+        "title": None,
+        "orient": "bottom",
+        "labelFontSize": 12,
+        "labelLimit": 300,
+        "columns": 2,
+    }
     title = {"anchor": "start", "fontSize": 14, "color": INK}
     return {"config": {"axis": axis, "legend": legend, "title": title, "view": {"stroke": None}}}
 
 
 alt.theme.register("forge", enable=True)(_theme)
+
+
+def fitted(drawn: alt.Chart) -> alt.Chart:
+    """As wide as its place; heights are of the plot alone, so that axes and legends take nothing from it."""
+    return drawn.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
 
 
 def _data(frame: Frame) -> pd.DataFrame:
@@ -57,7 +70,11 @@ def queue_window(window: QueueWindow, title: str, start_s: float, end_s: float, 
     edges = (
         alt.Chart(_data(window.edges))
         .mark_line(color="black", strokeWidth=1.2, interpolate="step-after")
-        .encode(x="t:Q", y="position:Q", strokeDash=alt.StrokeDash("edge:N", title=None))
+        .encode(
+            x="t:Q",
+            y="position:Q",
+            strokeDash=alt.StrokeDash("edge:N", scale=alt.Scale(domain=EDGES, range=[[1, 0], [4, 3]]), legend=None),
+        )
     )
     marks = (
         alt.Chart(_data(window.marks))
@@ -65,8 +82,10 @@ def queue_window(window: QueueWindow, title: str, start_s: float, end_s: float, 
         .encode(
             x="t:Q",
             y="position:Q",
-            shape=alt.Shape("what:N", title=None, scale=alt.Scale(domain=["taken", "dead"], range=["circle", "cross"])),
-            fill=alt.Fill("what:N", scale=alt.Scale(domain=["taken", "dead"], range=["black", RED]), title=None),
+            shape=alt.Shape(
+                "what:N", scale=alt.Scale(domain=["taken", "dead"], range=["circle", "cross"]), legend=None
+            ),
+            fill=alt.Fill("what:N", scale=alt.Scale(domain=["taken", "dead"], range=["black", RED]), legend=None),
             tooltip=["position", "what", "t"],
         )
     )
@@ -130,21 +149,21 @@ def bars(
     )
 
 
-def mixture(frame: Frame, height: int = 150) -> alt.Chart:
-    data, run = _data(frame), "run" in frame.columns
-    base = alt.Chart(data).encode(alt.X("step:Q", title="trainer step", scale=alt.Scale(nice=False)))
-    band = base.mark_area(opacity=0.12, color=GREEN).encode(
-        alt.Y("low:Q", title="mean of the step's batch", scale=alt.Scale(zero=False)), alt.Y2("high")
+def mixture(frame: Frame, feature: str, height: int = 170) -> alt.Chart:
+    """One feature's batch means; of one run within the band of 95% of batches under random order."""
+    data = _data(frame)
+    base = alt.Chart(data[data["feature"] == feature]).encode(
+        alt.X("step:Q", title="trainer step", scale=alt.Scale(nice=False))
     )
+    up = alt.Scale(zero=False)
     line = base.mark_line(point=alt.OverlayMarkDef(size=14), strokeWidth=1.2).encode(
-        alt.Y("mean:Q", scale=alt.Scale(zero=False)), color=_runs(frame)
+        alt.Y("mean:Q", title="mean of the batch", scale=up), color=_runs(frame)
     )
-    layers = alt.layer(line) if run else alt.layer(band, line)
-    return (
-        layers.properties(width=250, height=height)
-        .facet(column=alt.Column("feature:N", title=None, header=alt.Header(labelFontSize=12, labelColor=INK)))
-        .resolve_scale(y="independent")
+    band = base.mark_area(opacity=0.12, color=GREEN).encode(
+        alt.Y("low:Q", title="mean of the batch", scale=up), alt.Y2("high")
     )
+    layers = alt.layer(line) if "run" in frame.columns else alt.layer(band, line)
+    return layers.properties(title=feature, height=height)
 
 
 def lines(

@@ -111,6 +111,8 @@ def _difference(figure: Figure, a: Known, b: Known) -> tuple[str, bool | None]:
         return _of_intervals(a, b)
     if figure.unit == "share":
         change, text = b - a, f"{100 * (b - a):+.1f} points"
+    elif figure.unit == "sd":  # around 0, so no ratio says anything
+        change, text = b - a, f"{b - a:+.2f} sd"
     elif a == 0:
         change, text = b, f"{number(b)} more" if b else ""
     else:

@@ -178,9 +178,9 @@ def busy(records: Records) -> Frame:
     named = [("trainer", trainer)] + ([("engines", engine)] if run.usage else [])
     return Frame(
         {
-            "t": np.tile(edges[:-1], len(named)),
-            "busy": np.clip(np.concatenate([values for _, values in named]), 0.0, 1.0),
-            "who": [who for who, _ in named for _ in edges[:-1]],
+            "t": np.tile(edges, len(named)),
+            "busy": np.clip(np.concatenate([[*values, values[-1]] for _, values in named]), 0.0, 1.0),
+            "who": [who for who, _ in named for _ in edges],
         }
     )
 

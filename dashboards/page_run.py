@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import streamlit as st
@@ -97,7 +98,9 @@ def _pictures(followers: dict[str, Follower], *, newest: bool, began: float) -> 
     """Read what is new, then draw under the locks, since other tabs read the same runs."""
     if not followers:
         return
-    with told(), held(followers) as runs:
+    with told(), ExitStack() as stack:
+        with st.spinner("Reading…"):
+            runs = stack.enter_context(held(followers))
         _draw(runs, newest=newest, began=began)
 
 
@@ -107,18 +110,7 @@ def _draw(runs: dict[str, Records], *, newest: bool, began: float) -> None:
         return
     events = sum(records.events for records in runs.values())
     st.caption(f"{events:,} events, read in {time.monotonic() - began:.2f} s.")
-    pictures.figures(runs)
-    st.subheader("Queue window", anchor=False)
-    pictures.queue(runs, "run-range:" + ":".join(runs), newest=newest)
-    st.subheader("Lag and bias", anchor=False)
-    pictures.lag_and_bias(runs)
-    st.subheader("Latency and KV", anchor=False)
-    pictures.serving(runs)
-    st.subheader("Instances and idle shares", anchor=False)
-    pictures.machines(runs)
-    if any(records.run.world == "live" for records in runs.values()):
-        st.subheader("Learning", anchor=False)
-        pictures.reward(runs)
+    pictures.sections(runs, "run-range:" + ":".join(runs), newest=newest)
 
 
 def _figures_only(run: RunFolder) -> None:

@@ -61,7 +61,7 @@ def page() -> None:
                 served[name_of] = _served(str(path), changed_s, requests, fleet, asked.kind, json.dumps(asked.values))
     if served:
         seconds = sum(one.seconds for one in served.values())
-        st.info(f"{note} Serving took {seconds:.2f} s.".strip(), icon=":material/timer:")
+        st.info(f"{note} Serving took {seconds:.2f} s.".strip())
         _show(served)
 
 

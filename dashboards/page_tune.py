@@ -10,7 +10,7 @@ import streamlit as st
 
 from dashboards import charts, jobs, table, uploads
 from dashboards.jobs import Ask, Job
-from dashboards.ui import complain, html, opening, runs_root, told
+from dashboards.ui import complain, html, opening, runs_root, show, told
 from forge import scenario as scenarios
 from forge.report.page import number
 from forge.scenario import Scenario
@@ -127,7 +127,7 @@ def _outcome(job: Job) -> None:
     others = [key for key in OBJECTIVES if key != SPEED]
     for place, key in zip(st.columns(len(others)), others, strict=True):
         with place:
-            st.altair_chart(charts.front(found, key, OBJECTIVES[key][0], SPEED, OBJECTIVES[SPEED][0]), width="stretch")
+            show(charts.front(found, key, OBJECTIVES[key][0], SPEED, OBJECTIVES[SPEED][0]))
     st.caption(
         f"Look for the upper left edge: {len(result['candidates']):,} candidates, means over the seeds that each was "
         f"run on; a point of the edge buys speed with what is to its right."

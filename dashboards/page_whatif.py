@@ -58,21 +58,12 @@ def page() -> None:
                 answers[side.name] = _answer(json.dumps(resolved(shorter)))
     if answers:
         seconds = sum(answer.seconds for answer in answers.values())
-        st.info(f"{note} Simulating took {seconds:.2f} s.".strip(), icon=":material/timer:")
+        st.info(f"{note} Simulating took {seconds:.2f} s.".strip())
         _show({f"policy {name}": answer for name, answer in answers.items()})
 
 
 def _show(answers: dict[str, whatif.Answer]) -> None:
-    runs = {name: answer.records for name, answer in answers.items()}
-    pictures.figures(runs)
-    st.subheader("Queue window", anchor=False)
-    pictures.queue(runs, "whatif-range")
-    st.subheader("Lag and bias", anchor=False)
-    pictures.lag_and_bias(runs)
-    st.subheader("Latency and KV", anchor=False)
-    pictures.serving(runs)
-    st.subheader("Instances and idle shares", anchor=False)
-    pictures.machines(runs)
+    pictures.sections({name: answer.records for name, answer in answers.items()}, "whatif-range")
 
 
 # --- the scenario ------
@@ -156,4 +147,4 @@ def _policy(slot: str, base: Scenario, key: str, instead: dict[str, str]) -> dic
     values: list[tuple[Control, Value]] = [
         (one, controls.value_of(base, one) if kind == held else one.default) for one in fields
     ]
-    return {of.path: kind, **widgets(values, f"{key}:{kind}", 3)}
+    return {of.path: kind, **widgets(values, f"{key}:{kind}", 2 if len(values) % 3 == 1 else 3)}

@@ -9,10 +9,33 @@ import streamlit as st
 from dashboards import charts, comparison, frames, table
 from dashboards.frames import Frame
 from dashboards.records import Records
-from dashboards.ui import chart, html
+from dashboards.ui import chart, html, show
 from forge.report.drawing import BLUE
 
 Runs = Mapping[str, Records]  # one or two, by the name that the page gives them
+
+
+ALL = "everything"
+
+
+def sections(runs: Runs, key: str, *, newest: bool = False) -> None:
+    """The figures, and the charts of one side of the runs at a time: a page of all of them is slow to draw.
+
+    `newest`: the end of the runs is what matters, since they go on."""
+    figures(runs)
+    sides: dict[str, Callable[[], None]] = {
+        "Queue window": lambda: queue(runs, key, newest=newest),
+        "Lag and bias": lambda: lag_and_bias(runs),
+        "Latency and KV": lambda: serving(runs),
+        "Instances and idle shares": lambda: machines(runs),
+    }
+    if any(records.run.world == "live" for records in runs.values()):
+        sides["Learning"] = lambda: reward(runs)
+    chosen = st.segmented_control("Charts", [*sides, ALL], default="Queue window", key="charts") or "Queue window"
+    for name, draw in sides.items():
+        if chosen in (name, ALL):
+            st.subheader(name, anchor=False)
+            draw()
 
 
 def figures(runs: Runs) -> None:
@@ -56,7 +79,8 @@ def queue(runs: Runs, key: str, *, newest: bool = False) -> None:
             chart(
                 charts.queue_window(window, title, start_s, end_s),
                 "Look for orange: finished work that the window holds back until the head moves; a long pale bar at "
-                "the head is the straggler everyone waits for.",
+                "the head is the straggler everyone waits for. Solid line: the head; dashed: the end of the window; "
+                "dots: taken; red crosses: dead.",
                 window.spans,
             )
             chart(
@@ -77,22 +101,23 @@ def lag_and_bias(runs: Runs) -> None:
                     "Look for dots near the red line: none may be above it; a band far below means N could grow.",
                     found,
                 )
-    left, right = st.columns([1, 2])
-    with left:
-        ages = _together(runs, frames.weights_age)
+    mixture = _together(runs, frames.mixture)
+    features = list(dict.fromkeys(mixture.columns["feature"])) if mixture else []
+    ages = _together(runs, frames.weights_age)
+    places = st.columns(len(features) + 1)
+    for place, feature in zip(places, features, strict=False):
+        with place:
+            show(charts.mixture(mixture, feature))
+    with places[-1]:
         if ages:
-            drawn = charts.bars(ages, "age", "items", ("Age of the weights", "trainer steps", "items"))
-            chart(drawn, "Look for a tail to the right: items trained on long after the weights that sampled them.")
-    with right:
-        mixture = _together(runs, frames.mixture)
-        if mixture:
-            chart(
-                charts.mixture(mixture),
-                "Look for waves: batches that are short and easy first, long and hard later, are the price of greed"
-                + ("." if len(runs) > 1 else "; the green band holds 95% of batches under random order."),
-                mixture,
-                wide=False,
-            )
+            titles = ("age of the weights", "trainer steps", "items")
+            show(charts.bars(ages, "age", "items", titles, height=170))
+    band = "" if len(runs) > 1 else " The green band holds 95% of batches under random order."
+    st.caption(
+        "Look for waves in the batch means: short and easy batches first, long and hard ones later, are the price of "
+        f"greed.{band} And for a tail to the right in the ages: items trained on long after the weights that sampled "
+        f"them. {mixture.note}"
+    )
 
 
 def machines(runs: Runs) -> None:

@@ -79,8 +79,6 @@ class Records:
 
     def apply(self, event: ev.Event) -> None:
         self.events += 1
-        if isinstance(event, ev.PolicyCall):
-            return
         self.run.apply(event)
         self.laws.apply(event)
         self.beside(event)
@@ -118,7 +116,7 @@ class Follower:
         self._begin()
 
     def _begin(self) -> None:
-        self._tail = ev.Tail(self.path)
+        self._tail = ev.Tail(self.path, calls=False)
         self._records = Records(self._scenario)
         self._size = 0
 
@@ -132,6 +130,7 @@ class Follower:
                 self._begin()
             self._size = size
             self._fold()
+            self._records.events = self._tail.number
             yield self._records
 
     def _fold(self) -> None:

@@ -28,7 +28,8 @@ def figures(rows: Sequence[Row], names: Sequence[str]) -> str:
         if len(names) == 2:
             cells.append(_difference(row))
         lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    return f'{STYLE}<table class="figures">{"".join(lines)}</table>'
+    narrow = ' style="max-width:44rem"' if len(names) == 1 else ""
+    return f'{STYLE}<table class="figures"{narrow}>{"".join(lines)}</table>'
 
 
 def _difference(row: Row) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 
 import streamlit as st
 
+from dashboards import charts
 from dashboards.controls import Control, Value
 from dashboards.frames import Frame
 from forge.types import ForgeError
 
+STYLE = "<style>[data-testid=stMainBlockContainer]{padding-top:2.5rem}</style>"
 RUNS = "FORGE_RUNS"  # environment: where run folders are kept
 
 
@@ -23,6 +25,7 @@ def runs_root() -> Path:
 
 def opening(title: str, look_for: str) -> None:
     """`look_for`: one sentence."""
+    html(STYLE)
     st.header(title, anchor=False)
     st.caption(look_for)
 
@@ -32,7 +35,7 @@ def complain(error: Exception, about: str = "") -> None:
     prefix = f"**{about}**  \n" if about else ""
     lines = str(error).splitlines()
     shown = lines[:8] + ([f"and {len(lines) - 8} more"] if len(lines) > 8 else [])
-    st.error(prefix + "  \n".join(_literal(line) for line in shown), icon=":material/error:")
+    st.error(prefix + "  \n".join(_literal(line) for line in shown))
 
 
 def _literal(text: str) -> str:
@@ -86,11 +89,15 @@ def widgets(controls: list[tuple[Control, Value]], key: str, columns: int) -> di
     return found
 
 
-def chart(drawn: Any, look_for: str, *frames: Frame, wide: bool = True) -> None:
+def chart(drawn: Any, look_for: str, *frames: Frame) -> None:
     """A chart, the sentence that says what to look for, and what was left out."""
-    st.altair_chart(drawn, width="stretch" if wide else "content")
+    show(drawn)
     notes = " ".join(dict.fromkeys(frame.note for frame in frames if frame.note))
     st.caption(f"{look_for} {notes}" if notes else look_for)
+
+
+def show(drawn: Any) -> None:
+    st.altair_chart(charts.fitted(drawn), width="stretch")
 
 
 def html(text: str) -> None:

@@ -11,7 +11,7 @@ from forge.types import ForgeError
 from sim.streaming import Progress, stream
 from sim.world import SimError
 
-ITEMS = 160  # simulated of a scenario that has more: what a page answers with at once
+ITEMS = 120  # simulated of a scenario that has more: what a page answers with at once
 LONGEST_S = 30.0  # of real time, after which a simulation is given up
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +35,7 @@ def dashboard(
         "server.fileWatcherType": "none",
         "server.maxUploadSize": "1000",
         "browser.gatherUsageStats": "false",
+        "runner.magicEnabled": "false",
         "client.toolbarMode": "minimal",
         "client.showErrorDetails": "none",
         "theme.base": "light",
@@ -44,16 +44,9 @@ def dashboard(
     }
     command = [sys.executable, "-m", "streamlit", "run", str(page)]
     command += [f"--{key}={value}" for key, value in options.items()]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | {"FORGE_RUNS": str(runs.resolve())})
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:  # it reached the server too
-        process.wait()
-        return
-    finally:
-        process.terminate()
-    if code:
-        raise ForgeError(f"the dashboard's server ended with exit code {code}")
+    os.environ["FORGE_RUNS"] = str(runs.resolve())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Streamlit has a banner of its own
+    os.execv(sys.executable, command)  # one process, so that whoever ends it ends the server
 
 
 def _app() -> Path:
