@@ -16,6 +16,7 @@ from forge.gateway.chat import HfChatCodec
 from forge.gateway.chat_template import ChatError
 from forge.gateway.prompt_tokens import PromptTokenizer
 from forge.gateway.reading import TextStream
+from forge.gateway.reasoning import Reasoning
 from forge.types import ForgeError, Json
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -132,6 +133,8 @@ def test_template_refusal_and_non_text(tools_dir: Path) -> None:
     with pytest.raises(ChatError, match="no such user"):
         codec.prompt([{"role": "user", "content": "refuse me"}], [])
     with pytest.raises(ChatError, match="surrogate"):
+        codec.encode("\ud800")
+    with pytest.raises(ChatError, match="surrogate"):
         codec.prompt([{"role": "user", "content": "\ud800"}], [])
 
 
@@ -139,6 +142,32 @@ def test_stop_ids_are_the_models_and_the_tokenizers(tools_dir: Path) -> None:
     codec = HfChatCodec(tools_dir)
     assert codec.stop_ids == (0, 2)
     assert codec.decode([0, 2]) == ""
+
+
+#: tells past thoughts, and opens the next one where the user says so
+THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' }}"
+    "{% if messages[-1].content == 'think' %}{{ '<think>\n' }}{% endif %}"
+)
+
+
+def test_reasoning_of_templates_that_know_it(tmp_path: Path, plain_dir: Path) -> None:
+    user, thinker = {"role": "user", "content": "hi"}, {"role": "user", "content": "think"}
+    assert HfChatCodec(plain_dir).reasoning_stream(()) is None
+    folder = write_tokenizer(tmp_path / "thinks", THINKING)
+    for codec in (HfChatCodec(folder), HfChatCodec(folder, tool_prompt="hermes")):
+        for asked, said in ((user, "<think>\nhm\n</think>\n\nyes"), (thinker, "hm\n</think>\n\nyes")):
+            prompt = codec.prompt([asked], [])
+            stream = codec.reasoning_stream(prompt)
+            assert stream is not None
+            assert stream.feed(said) == [Reasoning("hm"), "yes"]
+            # What comes back is what was sampled, to the token.
+            reply = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+            following = codec.prompt([asked, reply, user], [])
+            served = prompt + codec.encode(said + "<|im_end|>")
+            assert following[: len(served)] == served
 
 
 def test_missing_files_name_the_way_out(tmp_path: Path) -> None:
