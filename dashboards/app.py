@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import streamlit as st
+from PIL import Image
 
 from dashboards import page_run, page_trace, page_tune, page_whatif
+from forge.report.drawing import BLUE
 
-#: a square of the two colours of runs: an icon by name would be fetched from the network
-ICON = np.array([[[0, 114, 178]] * 16] * 8 + [[[230, 159, 0]] * 16] * 8, dtype=np.uint8)
+#: an icon by name would be fetched from the network
+ICON = Image.new("RGB", (16, 16), BLUE)
 
 st.set_page_config(page_title="Forge", page_icon=ICON, layout="wide")
 PAGES = [

@@ -105,7 +105,7 @@ def settled(driver: Any, *, wait_s: float = 60.0) -> None:
     busy = (
         "return document.querySelector('[data-testid=stStatusWidget], [data-testid=stSpinner], "
         "[data-testid=stSkeleton], [data-stale=true]') !== null || "
-        "document.querySelector('[data-testid=stHeading]') === null"
+        "document.querySelector('[data-testid=stHeading], [data-testid=stException]') === null"
     )
     while quiet < 4:
         if time.monotonic() > deadline:

@@ -58,6 +58,11 @@ def fine(app: Any) -> Any:
     return app
 
 
+def test_the_app_is_a_page_with_the_others_beside_it() -> None:
+    app = fine(testing.AppTest.from_file("../../dashboards/app.py", default_timeout=60).run())
+    assert app.header[0].value == "What-if"
+
+
 def table(app: Any) -> str:
     return next(one.value for one in app.markdown if "table class" in one.value)
 
