@@ -40,7 +40,8 @@ class Completion:
     """One engine completion as the gateway recorded it: what the engine saw and sampled, never re-tokenised text.
 
     `logprobs[i]` and `versions[i]` belong to `sampled_ids[i]`. Times are seconds on the run's clock.
-    `finish` is the engine's reason ("stop", "length", "cancelled"). `temperature` is the one sampled at.
+    `finish` is the engine's reason ("stop", "length", "cancelled"). `temperature` is the one sampled at. It goes on
+    from the reply of completion `parent` of its trajectory; `fork` says why not plainly (forge.gateway.recovery.Fork).
     """
 
     trajectory: str
@@ -55,6 +56,8 @@ class Completion:
     first_token_s: float
     finished_s: float
     instance: int
+    parent: int | None = None
+    fork: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

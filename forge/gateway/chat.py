@@ -31,6 +31,13 @@ class ChatCodec(Protocol):
         """Prompt ids, up to where the assistant's turn begins. Raises ChatError."""
         ...
 
+    def continuation(
+        self, before: Sequence[Json], after: Sequence[Json], tools: Sequence[Json], last_id: int
+    ) -> tuple[int, ...] | None:
+        """Ids between a sampled reply, which ended in `last_id`, and where the next one begins: `before` ends with that
+        reply, `after` follows it. None where `before` is shown differently once `after` follows. Raises ChatError."""
+        ...
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text that is no conversation. Raises ChatError."""
         ...
@@ -66,14 +73,31 @@ class HfChatCodec:
         self._describe_tools = tool_prompt == "template"
         self._stop_ids = self._end_of_turn(folder)
         self._stops = frozenset(self._stop_ids)
+        self._ends = [str(self._tokenizer.id_to_token(one)) for one in self._stop_ids]
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         return self._stop_ids
 
     def prompt(self, messages: Sequence[Json], tools: Sequence[Json]) -> tuple[int, ...]:
+        return self.encode(self._render(messages, tools))
+
+    def continuation(
+        self, before: Sequence[Json], after: Sequence[Json], tools: Sequence[Json], last_id: int
+    ) -> tuple[int, ...] | None:
+        head = self._render(before, tools, goes_on=False)
+        whole = self._render([*before, *after], tools)
+        if not whole.startswith(head):
+            return None
+        cut, end = max((head.rfind(end), end) for end in self._ends)
+        behind = cut + len(end)
+        if cut < 0 or head[behind:].strip():
+            return None  # the template ends turns with something else, so where the reply ends is not to be seen
+        return self.encode(whole[behind if self._tokenizer.id_to_token(last_id) == end else cut :])
+
+    def _render(self, messages: Sequence[Json], tools: Sequence[Json], *, goes_on: bool = True) -> str:
         described = tools if self._describe_tools else ()
-        return self.encode(self._template.render(self._messages(messages, tools), described))
+        return self._template.render(self._messages(messages, tools), described, goes_on=goes_on)
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:

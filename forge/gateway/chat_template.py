@@ -43,14 +43,15 @@ class ChatTemplate:
         """Whether the template's own text has it."""
         return any(text in source for source in self._sources.values())
 
-    def render(self, messages: Sequence[Json], tools: Sequence[Json]) -> str:
+    def render(self, messages: Sequence[Json], tools: Sequence[Json], *, goes_on: bool = True) -> str:
+        """`goes_on`: up to where the assistant's next turn begins."""
         template = self._tools if tools else self._plain
         try:
             return template.render(
                 messages=messages,
                 tools=tools or None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=goes_on,
                 **self.special,
             )
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:

@@ -43,7 +43,7 @@ class GenerateEndpoint(Generic[R]):
             key: Key = (trajectory, self._dialect.name, body)
             ticket = gateway.join(key) if wire.is_retry(headers) else None
             if ticket is None:
-                ticket = gateway.start(key, request, defaults)
+                ticket = gateway.start(key, request, defaults, is_sub_agent=wire.is_sub_agent(headers))
             delivered = False
             try:
                 reply = self._dialect.reply(request, ticket.flight)

@@ -30,13 +30,26 @@ class FakeChatCodec:
         ids: list[int] = []
         if tools:
             ids += [ROLES["system"], *self.encode(json.dumps(list(tools))), END]
+        return (*ids, *self._turns(messages), ROLES["assistant"])
+
+    def continuation(
+        self,
+        before: Sequence[Json],  # noqa: ARG002 - what was said is not shown anew
+        after: Sequence[Json],
+        tools: Sequence[Json],  # noqa: ARG002
+        last_id: int,
+    ) -> tuple[int, ...]:
+        return (*(() if last_id == END else (END,)), *self._turns(after), ROLES["assistant"])
+
+    def _turns(self, messages: Sequence[Json]) -> list[int]:
+        ids: list[int] = []
         for message in messages:
             calls = message.get("tool_calls")
             thought = message.get("reasoning_content")
             text = f"{OPEN}{thought}{CLOSE}" if thought else ""
             text += message["content"] + (json.dumps(calls) if calls else "")
             ids += [ROLES[message["role"]], *self.encode(text), END]
-        return (*ids, ROLES["assistant"])
+        return ids
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:

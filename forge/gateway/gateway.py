@@ -10,8 +10,9 @@ from forge.gateway.chat import ChatCodec
 from forge.gateway.chat_template import ChatError
 from forge.gateway.choices import Choices
 from forge.gateway.errors import TooLong, invalid
-from forge.gateway.generation import Generation, Job
+from forge.gateway.generation import Asked, Generation, Job, Linked
 from forge.gateway.reading import ReplyReader
+from forge.gateway.recovery import Conversations, Fork
 from forge.gateway.request import Constrain, RawPrompt, Request
 from forge.gateway.retries import Key, Retries, Ticket
 from forge.rollout.engine import Sampling
@@ -21,7 +22,10 @@ MOST_CHOICES = 128
 
 
 class Gateway:
-    """State of one gateway: open generations by trajectory and body, and completions counted by trajectory.
+    """State of one gateway: open generations by trajectory and body, and of every trajectory its completions' tree.
+
+    A turn that goes on from a reply repeats the very ids that the engine saw and sampled; only what follows is
+    tokenised.
 
     `pin_sampling`: temperature, top_p and seed come from the backend whatever the client asks, and the backend's
     max_tokens is a ceiling. Training needs it, because a record tells the temperature but no top_p.
@@ -44,21 +48,24 @@ class Gateway:
         self._constrain = constrain
         self._retries: Retries[Choices] = Retries(retry_grace_s)
         self._completions: Counter[str] = Counter()
+        self._trees: dict[str, Conversations] = {}
 
     def join(self, key: Key) -> Ticket[Choices] | None:
         """For a marked retry: the generations whose answer was lost, if there are any."""
         return self._retries.join(key)
 
-    def start(self, key: Key, request: Request, defaults: Sampling) -> Ticket[Choices]:
+    def start(self, key: Key, request: Request, defaults: Sampling, *, is_sub_agent: bool = False) -> Ticket[Choices]:
         """New samples for `key`'s trajectory. Raises ApiError for what cannot be rendered or does not fit."""
-        prompts = self._prompts(request)
+        prompts, asked = self._asked(key[0], request, is_sub_agent=is_sub_agent)
         longest = max(map(len, prompts))
         room = self.backend.max_context - longest
         if room < 1:
             raise TooLong(longest, self.backend.max_context)
         sampling, unkept = self._constrained(request, self._sampling(request, defaults, room))
-        jobs = [self._job(key[0], request, prompt, sampling, nth) for prompt in prompts for nth in range(request.n)]
-        generations = [Generation(self.backend, job, self._next_index) for job in jobs]
+        jobs = [
+            self._job(key[0], request, asked, prompt, sampling, nth) for prompt in prompts for nth in range(request.n)
+        ]
+        generations = [Generation(self.backend, job, self._link) for job in jobs]
         return self._retries.add(key, Choices(generations, unkept))
 
     def count(self, request: Request) -> int:
@@ -70,13 +77,41 @@ class Gateway:
         self._retries.leave(ticket, delivered=delivered, may_retry=may_retry)
 
     def forget(self, trajectory: str) -> None:
-        """The trajectory is over: cancel what it still generates and drop its counter."""
+        """The trajectory is over: cancel what it still generates and drop its tree."""
         self._retries.forget(trajectory)
         self._completions.pop(trajectory, None)
+        self._trees.pop(trajectory, None)
+
+    def tree(self, trajectory: str) -> Conversations:
+        """Of a trajectory that is not over: its completions so far."""
+        return self._trees.setdefault(trajectory, Conversations())
 
     def close(self) -> None:
         """Cancel every generation."""
         self._retries.close()
+
+    def _asked(
+        self, trajectory: str, request: Request, *, is_sub_agent: bool
+    ) -> tuple[list[tuple[int, ...]], Asked | None]:
+        """The prompts; and of a conversation where it belongs, its earlier turns in the ids they had."""
+        if request.prompts or request.n > MOST_CHOICES:
+            return self._prompts(request), None
+        tree, messages, tools = self.tree(trajectory), request.messages, request.tools
+        place = tree.place(messages, tools)
+        asked = Asked(messages=messages, tools=tools, place=place, fork=None, is_sub_agent=is_sub_agent)
+        if place.parent is None:
+            return self._prompts(request), asked
+        node, fork = tree.nodes[place.parent], Fork.STOP
+        if node.sampled_ids and not node.cut:
+            before, after = messages[: place.known], messages[place.known :]
+            try:
+                rest = self.codec.continuation(before, after, tools, node.sampled_ids[-1])
+            except ChatError as error:
+                raise invalid("messages", str(error)) from error
+            if rest is not None:
+                return [node.prompt_ids + node.sampled_ids + rest], asked
+            fork = Fork.TEMPLATE
+        return self._prompts(request), replace(asked, fork=fork)
 
     def _prompts(self, request: Request) -> list[tuple[int, ...]]:
         try:
@@ -97,7 +132,15 @@ class Gateway:
             raise invalid("prompt", "The prompt is empty: there is nothing to continue.")
         return ids
 
-    def _job(self, trajectory: str, request: Request, prompt_ids: tuple[int, ...], sampling: Sampling, nth: int) -> Job:
+    def _job(
+        self,
+        trajectory: str,
+        request: Request,
+        asked: Asked | None,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        nth: int,
+    ) -> Job:
         """The `nth` sample of a prompt; a seed that was asked for becomes another with each."""
         reader = ReplyReader(
             self.codec.decode,
@@ -109,6 +152,7 @@ class Gateway:
         if nth and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + nth)
         return Job(
+            asked=asked,
             trajectory=trajectory,
             prompt_ids=prompt_ids,
             sampling=sampling,
@@ -138,10 +182,27 @@ class Gateway:
                 sampling = kept
         return sampling, tuple(unkept)
 
-    def _next_index(self, trajectory: str) -> int:
-        index = self._completions[trajectory]
-        self._completions[trajectory] = index + 1
-        return index
+    def _link(self, generation: Generation) -> Linked:
+        """Give a completion that is about to be recorded its number and its place in the tree."""
+        job = generation.job
+        index = self._completions[job.trajectory]
+        self._completions[job.trajectory] = index + 1
+        tree = self._trees.get(job.trajectory)
+        if job.asked is None or tree is None:
+            return Linked(index)
+        fork = tree.add(
+            index,
+            job.asked.place,
+            job.asked.messages,
+            job.asked.tools,
+            reply=generation.message,
+            prompt_ids=job.prompt_ids,
+            sampled_ids=tuple(generation.sampled_ids),
+            cut=generation.stop_string is not None,
+            known_fork=job.asked.fork,
+            is_sub_agent=job.asked.is_sub_agent,
+        )
+        return Linked(index, job.asked.place.parent, None if fork is None else fork.value)
 
 
 def _choose(asked: float | None, default: float) -> float:

@@ -17,6 +17,7 @@ from forge.gateway import conversation
 from forge.gateway.backend import Backend
 from forge.gateway.errors import ApiError
 from forge.gateway.reading import ReplyPiece, ReplyReader
+from forge.gateway.recovery import Fork, Place
 from forge.rollout.engine import Delta, Sampling
 from forge.types import Completion, Json
 
@@ -33,9 +34,32 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What to generate and how to read it. `live` asks for steps on the way, not only at the end."""
+class Asked:
+    """The conversation that a prompt was made of, and where in its trajectory's tree it belongs. `fork`: why the ids of
+    the turns before could not be repeated. `is_sub_agent`: the client says so."""
 
+    messages: Sequence[Json]
+    tools: Sequence[Json]
+    place: Place
+    fork: Fork | None
+    is_sub_agent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A completion's number in its trajectory, which one it goes on from, and why not plainly."""
+
+    index: int
+    parent: int | None = None
+    fork: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to generate and how to read it. `live` asks for steps on the way, not only at the end. `asked` None: the
+    prompt was no conversation."""
+
+    asked: Asked | None = None
     trajectory: str
     prompt_ids: tuple[int, ...]
     sampling: Sampling
@@ -50,7 +74,7 @@ class Generation:
     that ends while nobody waits (its client hung up) and is never asked for again leaves no record.
     """
 
-    def __init__(self, backend: Backend, job: Job, next_index: Callable[[str], int]) -> None:
+    def __init__(self, backend: Backend, job: Job, link: Callable[[Generation], Linked]) -> None:
         self.job = job
         #: no other generation of this or any other process has it; ids of the reply and its calls are made of it
         self.id = f"{_run}{next(_numbers):08x}"
@@ -60,7 +84,7 @@ class Generation:
         self.logprobs: list[float] = []
         self._versions: list[int] = []
         self._backend = backend
-        self._next_index = next_index
+        self._link = link
         self._recorded = False
         self._first_token_s = self._finished_s = 0.0
         self._instance = 0
@@ -122,9 +146,12 @@ class Generation:
         if self._recorded:
             return
         self._recorded = True
+        linked = self._link(self)
         completion = Completion(
             trajectory=self.job.trajectory,
-            index=self._next_index(self.job.trajectory),
+            index=linked.index,
+            parent=linked.parent,
+            fork=linked.fork,
             prompt_ids=self.job.prompt_ids,
             sampled_ids=tuple(self.sampled_ids),
             logprobs=tuple(self.logprobs),

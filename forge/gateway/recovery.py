@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 
 from forge.types import Json
 
@@ -35,22 +36,22 @@ class Fork(StrEnum):
     TOOLS = "tools"  # the same messages with other tools
     SUB_AGENT = "sub_agent"  # a conversation of its own, begun after the first
     TEMPLATE = "template"  # the model's template shows earlier turns differently now
+    STOP = "stop"  # the reply was cut at a stop string, so what came back is not what was sampled
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request belongs: after the reply of node `parent`, with which its first `known` messages end; None: from
-    nothing. `fork` None: it is that reply's first and plain continuation. `echo`: how the reply came back changed."""
+    """Where a request belongs: after the reply of completion `parent`, with which its first `known` messages end; None:
+    from nothing."""
 
     parent: int | None
     known: int
-    fork: Fork | None
-    echo: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class Node:
-    """One completion. `keys`: of its prompt's messages; `closed`: its last id ends the turn."""
+    """One completion. `keys`: of its prompt's messages; `fork` None: its parent's first and plain continuation. `cut`:
+    a stop string ended it."""
 
     parent: int | None
     fork: Fork | None
@@ -59,32 +60,32 @@ class Node:
     reply: Json
     prompt_ids: tuple[int, ...]
     sampled_ids: tuple[int, ...]
-    closed: bool
+    cut: bool
     children: list[int] = field(default_factory=list)
 
 
 class Conversations:
-    """The tree of one trajectory. `place` a request, and `add` its completion once it is recorded."""
+    """The tree of one trajectory, by completion. `place` a request, and `add` its completion once it is recorded."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: dict[int, Node] = {}
         self.echoes: Counter[str] = Counter()  # replies that came back, by how they differed; "exact" where not
         self._ends: dict[int, list[int]] = {}  # nodes by the chain of their messages and their reply
         self._starts: dict[int, list[int]] = {}  # nodes by the chain of their prompts
         self._minted: set[str] = set()
 
-    def place(self, messages: Sequence[Json], tools: Sequence[Json], *, is_sub_agent: bool = False) -> Place:
-        """`is_sub_agent`: the client says so. Changes nothing."""
-        keys, chains = self._chains(messages, tools)
+    def place(self, messages: Sequence[Json], tools: Sequence[Json]) -> Place:
+        """Changes nothing."""
+        _, chains = self._chains(messages, tools)
         for known in range(len(messages), 0, -1):
             parent = self._answered(chains[known], messages[known - 1])
             if parent is not None:
-                fork = self._fork(messages, keys, chains, parent, known)
-                return Place(parent, known, fork, differences(self.nodes[parent].reply, messages[known - 1]))
-        return Place(None, 0, self._from_nothing(messages, keys, chains, is_sub_agent=is_sub_agent))
+                return Place(parent, known)
+        return Place(None, 0)
 
     def add(
         self,
+        number: int,
         place: Place,
         messages: Sequence[Json],
         tools: Sequence[Json],
@@ -92,35 +93,41 @@ class Conversations:
         reply: Json,
         prompt_ids: tuple[int, ...],
         sampled_ids: tuple[int, ...],
-        closed: bool,
-    ) -> int:
-        """The completion's number in this tree. `reply`: the assistant's message, with the ids its calls were given."""
+        cut: bool = False,
+        known_fork: Fork | None = None,
+        is_sub_agent: bool = False,
+    ) -> Fork | None:
+        """Completion `number` of the trajectory; returns why it forks. `reply`: the assistant's message, with the ids
+        its calls were given. `known_fork`: why its prompt could not repeat its parent's ids. `is_sub_agent`: its client
+        says so."""
         keys, chains = self._chains(messages, tools)
-        number = len(self.nodes)
-        node = Node(
-            parent=place.parent,
-            fork=place.fork,
+        parent = place.parent
+        if parent is None:
+            fork: Fork | None = self._from_nothing(messages, keys, chains, is_sub_agent=is_sub_agent)
+        else:
+            fork = known_fork or self._fork(messages, keys, chains, parent, place.known)
+            self.nodes[parent].children.append(number)
+            self.echoes.update(differences(self.nodes[parent].reply, messages[place.known - 1]) or ("exact",))
+        self.nodes[number] = Node(
+            parent=parent,
+            fork=fork,
             keys=tuple(keys),
             tools=chains[0],
             reply=reply,
             prompt_ids=prompt_ids,
             sampled_ids=sampled_ids,
-            closed=closed,
+            cut=cut,
         )
-        self.nodes.append(node)
-        if place.parent is not None:
-            self.nodes[place.parent].children.append(number)
-            self.echoes.update(place.echo or ("exact",))
         self._starts.setdefault(chains[-1], []).append(number)
         self._minted.update(ids_of(reply))
         for key in {_by_ids(reply), _by_text(reply)}:
             self._ends.setdefault(hash((chains[-1], key)), []).append(number)
-        return number
+        return fork
 
     def _chains(self, messages: Sequence[Json], tools: Sequence[Json]) -> tuple[list[int], list[int]]:
         """Keys of the messages; and for every count of leading messages, what stands for them and the tools."""
         keys = [self._key(message) for message in messages]
-        chains = [hash(_canonical(list(tools)))]
+        chains = [hash(json.dumps(list(tools), sort_keys=True))]
         for key in keys:
             chains.append(hash((chains[-1], key)))
         return keys, chains
@@ -156,7 +163,7 @@ class Conversations:
             return Fork.SUB_AGENT
         if chains[-1] in self._starts:
             return Fork.RESAMPLE
-        if any(node.tools != chains[0] and _begins(keys, node) for node in self.nodes):
+        if any(node.tools != chains[0] and _begins(keys, node) for node in self.nodes.values()):
             return Fork.TOOLS
         if self._summarised(messages):
             return Fork.COMPACTION
@@ -176,15 +183,17 @@ class Conversations:
         old = keys
         while old and messages[len(old) - 1]["role"] != "assistant":
             old = old[:-1]
-        for node in reversed(self.nodes[-COMPARED:]):
+        for node in islice(reversed(self.nodes.values()), COMPARED):
             whole = [*node.keys, _by_ids(node.reply), _by_text(node.reply)]
             if old and len(old) < len(node.keys) + 1 and _is_in_order(old, iter(whole)):
                 return Fork.TRUNCATION
         return None
 
     def _summarised(self, messages: Sequence[Json]) -> bool:
-        texts = [node.reply["content"].strip() for node in self.nodes if not node.reply.get("tool_calls")]
-        said = [text for text in texts[-SUMMARIES:] if len(text) >= SUMMARY_CHARS]
+        newest = (node.reply for node in reversed(self.nodes.values()) if not node.reply.get("tool_calls"))
+        said = [
+            text for text in (one["content"].strip() for one in islice(newest, SUMMARIES)) if len(text) >= SUMMARY_CHARS
+        ]
         return any(text in message["content"] for message in messages for text in said)
 
 

@@ -52,7 +52,13 @@ def may_retry(headers: Headers) -> bool:
     return _RETRY_COUNT in headers
 
 
+def is_sub_agent(headers: Headers) -> bool:
+    """The client says that another of its agents began this conversation."""
+    return any(name in headers for name in _SUB_AGENT)
+
+
 _RETRY_COUNT = b"x-stainless-retry-count"
+_SUB_AGENT = (b"x-parent-session-id", b"x-openai-subagent", b"x-codex-parent-thread-id", b"x-claude-code-agent-id")
 
 
 def _header(headers: Headers, name: bytes) -> str:

@@ -20,7 +20,10 @@ import numpy as np
 from forge.types import Completion, DeathReason, Json, Outcome, Trajectory
 
 _LEVEL = 1  # higher levels cost time and save under 1%: what repeats is taken out before
-_SCALARS = ("trajectory", "index", "finish", "temperature", "received_s", "first_token_s", "finished_s", "instance")
+_SCALARS = (
+    *("trajectory", "index", "finish", "temperature", "received_s", "first_token_s", "finished_s", "instance"),
+    *("parent", "fork"),  # not in pools written before there were any
+)
 _OUTCOME = ("trajectory", "reward", "reason", "turns", "tool_calls", "tool_errors", "tool_wait_s", "detail")
 _scalars_of = attrgetter(*_SCALARS)
 _outcome_of = attrgetter(*_OUTCOME)
@@ -74,7 +77,7 @@ def decode(data: bytes) -> Trajectory:
                 sampled_ids=tuple(new),
                 logprobs=tuple(logprobs[at_logprob : at_logprob + length]),
                 versions=tuple(version for version, count in runs for _ in range(count)),
-                **dict(zip(_SCALARS, scalars, strict=True)),
+                **dict(zip(_SCALARS, scalars, strict=False)),
             )
         )
         at_id, at_logprob, context = at_id + tail + length, at_logprob + length, prompt + new

@@ -94,7 +94,7 @@ async def test_stream_equals_whole() -> None:
 
 async def test_tool_loop() -> None:
     def reply(_trajectory: str, prompt: str) -> str:
-        return "It is 3." if "call_" in prompt and prompt.endswith("3") else CALLING
+        return "It is 3." if "<tool_call>" in prompt and prompt.endswith("3") else CALLING
 
     async with live(ScriptedBackend(reply)) as server, server.client() as client:
         first = await client.chat.completions.create(model="m", messages=HELLO, tools=TOOLS)

@@ -65,9 +65,8 @@ async def test_blocks_come_back_as_they_went() -> None:
             {"role": "system", "content": "A reminder."},
         ]
         await client.messages.create(model="m", max_tokens=500, messages=messages, tools=TOOLS)
-    told = [{"id": i, "type": "function", "function": {"name": "add", "arguments": a}}
-            for i, a in ((one, '{"a": 1}'), (two, '{"b": "é"}'))]  # fmt: skip
-    assert prompt_of(backend).endswith(f"hello<think>sums</think>Let me see 😀.{json.dumps(told)}34Go on.A reminder.")
+        assert server.gateway.tree("t1").echoes == {"arguments_rewritten": 1}  # a protocol of objects keeps no spaces
+    assert prompt_of(backend).endswith(f"hello{CALLING}34Go on.A reminder.")
     assert backend.records["t1"][1].prompt_ids.count(END) == 1 + 6
 
 

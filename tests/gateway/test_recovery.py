@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from forge.gateway.recovery import Conversations, Fork, Place
+from forge.gateway.recovery import Conversations, Fork, differences
 from forge.types import Json
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
@@ -39,25 +39,32 @@ def result(call: str, text: str) -> Json:
     return {"role": "tool", "tool_call_id": call, "content": text}
 
 
+@dataclass(frozen=True)
+class Where:
+    """A request's place, why it forks, and how the reply it goes on from came back."""
+
+    parent: int | None
+    known: int
+    fork: Fork | None
+    echo: tuple[str, ...] = ()
+
+
 @dataclass
 class Recorded:
     """Requests and replies in turn; every one has its own ids."""
 
     tree: Conversations = field(default_factory=Conversations)
 
-    def ask(self, messages: list[Json], reply: Json, tools: list[Json] | None = None, **hints: bool) -> Place:
-        place = self.tree.place(messages, tools or [], **hints)
+    def ask(self, messages: list[Json], reply: Json, tools: list[Json] | None = None, **hints: bool) -> Where:
+        place = self.tree.place(messages, tools or [])
         number = len(self.tree.nodes)
-        self.tree.add(
-            place,
-            messages,
-            tools or [],
-            reply=reply,
-            prompt_ids=(number,),
-            sampled_ids=(100 + number,),
-            closed=True,
+        echo: tuple[str, ...] = ()
+        if place.parent is not None:
+            echo = differences(self.tree.nodes[place.parent].reply, messages[place.known - 1])
+        fork = self.tree.add(
+            number, place, messages, tools or [], reply=reply, prompt_ids=(number,), sampled_ids=(9,), **hints
         )
-        return place
+        return Where(place.parent, place.known, fork, echo)
 
 
 A, B = [system("be brief"), user("add 1 and 2")], said("", ("call_1", "calc", '{"expression": "1+2"}'))
@@ -65,11 +72,11 @@ A, B = [system("be brief"), user("add 1 and 2")], said("", ("call_1", "calc", '{
 
 def test_an_appended_history_is_one_branch() -> None:
     run = Recorded()
-    assert run.ask(A, B) == Place(None, 0, Fork.ROOT)
+    assert run.ask(A, B) == Where(None, 0, Fork.ROOT)
     second = [*A, B, result("call_1", "3")]
-    assert run.ask(second, said("3")) == Place(0, 3, None)
+    assert run.ask(second, said("3")) == Where(0, 3, None)
     third = [*second, said("3"), user("and 4?")]
-    assert run.ask(third, said("7")) == Place(1, 5, None)
+    assert run.ask(third, said("7")) == Where(1, 5, None)
     assert run.tree.echoes == {"exact": 2}
 
 
@@ -84,7 +91,7 @@ def test_an_appended_history_is_one_branch() -> None:
 def test_a_reply_is_known_by_its_calls_ids_however_it_came_back(echo: Json, kinds: tuple[str, ...]) -> None:
     run = Recorded()
     run.ask(A, B)
-    assert run.ask([*A, echo, result("call_1", "3")], said("3")) == Place(0, 3, None, kinds)
+    assert run.ask([*A, echo, result("call_1", "3")], said("3")) == Where(0, 3, None, kinds)
     assert run.ask([*A, echo, result("call_1", "3"), said("3"), user("more")], said("ok")).parent == 1
     assert run.tree.echoes == {**dict.fromkeys(kinds, 1), "exact": 1}
 
@@ -93,9 +100,9 @@ def test_text_beside_calls_and_reasoning_may_be_dropped() -> None:
     run = Recorded()
     run.ask(A, said("let me see", ("call_1", "calc", '{"x": 30.0}'), reasoning="easy"))
     place = run.ask([*A, said("", ("call_1", "calc", '{"x":30}')), result("call_1", "3")], said(" 3\n", reasoning="so"))
-    assert place == Place(0, 3, None, ("text_dropped", "reasoning_dropped", "arguments_rewritten"))
+    assert place == Where(0, 3, None, ("text_dropped", "reasoning_dropped", "arguments_rewritten"))
     place = run.ask([*A, said("", ("call_1", "calc", "{}")), result("call_1", "3"), said("3"), user("?")], said("."))
-    assert place == Place(1, 5, None, ("whitespace", "reasoning_dropped"))
+    assert place == Where(1, 5, None, ("whitespace", "reasoning_dropped"))
 
 
 def test_clients_that_make_ids_of_their_own_are_known_by_name_and_arguments() -> None:
@@ -112,14 +119,14 @@ def test_forks_and_their_reasons() -> None:
     assert run.ask(first, said("another")).fork is Fork.RESAMPLE
     longer = [*first, said("first answer"), user("two")]
     assert run.ask(longer, said("second answer")).fork is None
-    assert run.ask([*longer[:-1], user("three")], said("x")) == Place(0, 3, Fork.BRANCH)
-    assert run.ask(longer, said("third answer")) == Place(0, 3, Fork.RESAMPLE)
+    assert run.ask([*longer[:-1], user("three")], said("x")) == Where(0, 3, Fork.BRANCH)
+    assert run.ask(longer, said("third answer")) == Where(0, 3, Fork.RESAMPLE)
     rewritten = [*first, said("first ANSWER, corrected"), user("two")]
-    assert run.ask(rewritten, said("y")) == Place(None, 0, Fork.REWRITE)
+    assert run.ask(rewritten, said("y")) == Where(None, 0, Fork.REWRITE)
     partly = [*longer, said("not what was said"), user("go on")]
-    assert run.ask(partly, said("z")) == Place(0, 3, Fork.REWRITE)
+    assert run.ask(partly, said("z")) == Where(0, 3, Fork.REWRITE)
     few_shot = [system("other"), user("q"), said("a canned answer"), user("one")]
-    assert run.ask(few_shot, said("w")) == Place(None, 0, Fork.INVENTED)
+    assert run.ask(few_shot, said("w")) == Where(None, 0, Fork.INVENTED)
     assert run.ask(first, said("with tools"), TOOLS).fork is Fork.TOOLS
     assert run.ask([system("you are a helper"), user("look it up")], said("found")).fork is Fork.SUB_AGENT
     assert run.ask([*first, user("sub")], said("v"), is_sub_agent=True).fork is Fork.SUB_AGENT
@@ -133,8 +140,8 @@ def test_left_out_turns_are_a_truncation() -> None:
         run.ask(history, reply)
         history = [*history, reply, result(f"c{turn}", f"r{turn}")]
     cut = [history[0], history[1], *history[6:]]
-    assert run.ask(cut, said("", ("c5", "calc", "{}"))) == Place(None, 0, Fork.TRUNCATION)
-    assert run.ask([*cut, said("", ("c5", "calc", "{}")), result("c5", "r5")], said("done")) == Place(5, 9, None)
+    assert run.ask(cut, said("", ("c5", "calc", "{}"))) == Where(None, 0, Fork.TRUNCATION)
+    assert run.ask([*cut, said("", ("c5", "calc", "{}")), result("c5", "r5")], said("done")) == Where(5, 9, None)
 
 
 def test_a_history_begun_anew_around_a_sampled_summary_is_a_compaction() -> None:
@@ -178,7 +185,7 @@ class Agents(RuleBasedStateMachine):
         # A text reply is its own only if no other says the same there, as ids are: two equal ones are one to a client.
         return said(text if calls else f"{text} {self.count}", *made)
 
-    def ask(self, messages: list[Json], calls: int, text: str) -> Place:
+    def ask(self, messages: list[Json], calls: int, text: str) -> Where:
         reply = self.reply(calls, text)
         place = self.run.ask(messages, reply, TOOLS)
         self.histories.append(([*messages, reply], len(self.run.tree.nodes) - 1))
@@ -211,7 +218,7 @@ class Agents(RuleBasedStateMachine):
 
     @invariant()
     def parents_come_first_and_know_their_children(self) -> None:
-        for number, node in enumerate(self.run.tree.nodes):
+        for number, node in self.run.tree.nodes.items():
             assert node.parent is None or node.parent < number
             assert node.parent is None or number in self.run.tree.nodes[node.parent].children
             assert (node.parent is None) <= (node.fork is not None)
