@@ -278,6 +278,7 @@ STANDINGS = {
 def front(frame: Frame, key: str, label: str, speed: str, speed_label: str, height: int = 300) -> alt.Chart:
     names, data = list(STANDINGS), _data(frame).rename(columns=lambda name: name.replace(".", "_"))
     key, speed = key.replace(".", "_"), speed.replace(".", "_")
+    colours = [colour for colour, _ in STANDINGS.values()]
     shapes = alt.Scale(domain=names, range=[shape for _, shape in STANDINGS.values()])
     return (
         alt.Chart(data)
@@ -285,8 +286,8 @@ def front(frame: Frame, key: str, label: str, speed: str, speed_label: str, heig
         .encode(
             alt.X(key + ":Q", title=label, scale=alt.Scale(zero=False)),
             alt.Y(speed + ":Q", title=speed_label, scale=alt.Scale(zero=False)),
-            color=_colours("what", names, [colour for colour, _ in STANDINGS.values()]),
-            shape=alt.Shape("what:N", scale=shapes, title=None),
+            color=_colours("what", names, colours).legend(columns=1),
+            shape=alt.Shape("what:N", scale=shapes, title=None).legend(columns=1),
             tooltip=["set", "what", speed, key],
         )
         .properties(height=height)

@@ -66,32 +66,29 @@ def _show(picked: list[Listed]) -> None:
     now = [uploads.listed(one.path, runs_root()) for one in picked]
     if any(a.state == "live" and b.state != "live" for a, b in zip(picked, now, strict=True)):
         st.rerun()
-    for one in now:
-        _headline(one)
+    names = [f"run {side}" for side in "AB"] if len(now) > 1 else ["run"]
+    for name, one in zip(names, now, strict=False):
+        _headline(name if len(now) > 1 else "", one)
     began = time.monotonic()
     followers: dict[str, Follower] = {}
-    for one in now:
+    for name, one in zip(names, now, strict=False):
         with told(one.name):
             run = RunFolder.open(one.path)
             if one.state == "no trace":
                 _figures_only(run)
             else:
-                followers[_short(one, now)] = follow(run.trace, run.scenario())
+                followers[name] = follow(run.trace, run.scenario())
     _pictures(followers, newest=any(one.state == "live" for one in now), began=began)
 
 
-def _short(one: Listed, among: list[Listed]) -> str:
-    return one.name if len(among) > 1 else "run"
-
-
-def _headline(one: Listed) -> None:
+def _headline(name: str, one: Listed) -> None:
     words = {
         "live": ":green[● live]: this page follows it",
         "ended": "ended",
         "stopped": "its trace has no end: the run was killed, or has stood still for half a minute",
         "no trace": "no trace was kept: figures alone",
     }
-    st.markdown(f"`{one.name}` {words[one.state]}")
+    st.markdown(f"{name} `{one.name}` {words[one.state]}")
 
 
 def _pictures(followers: dict[str, Follower], *, newest: bool, began: float) -> None:

@@ -164,7 +164,7 @@ def _show(served: dict[str, Served]) -> None:
         (right, "tpot_s", "Time per output token"),
     ):
         with place:
-            made = {name: frames.distribution([getattr(row, key) for row in one.rows]) for name, one in served.items()}
+            made = {name: frames.distribution(serving.values(one.rows, key)) for name, one in served.items()}
             chart(
                 charts.distribution(frames.side_by_side(made), title),
                 "Look for a long tail to the right: requests that queued, or were prefilled behind others.",

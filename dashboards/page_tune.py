@@ -121,13 +121,13 @@ def _outcome(job: Job) -> None:
         return
     st.markdown(f"**{result['held_out']['verdict']}**")
     adopted = jobs.described(result["adopted"]["set"])
-    st.markdown(f"Adopted: `{adopted}`. {result['best_by_j_reason'].capitalize()}.")
+    st.markdown(f"Adopted: `{adopted}`. By J: {result['best_by_j_reason']}.")
     _gains(result)
     found = jobs.front(result)
     others = [key for key in OBJECTIVES if key != SPEED]
     for place, key in zip(st.columns(len(others)), others, strict=True):
         with place:
-            show(charts.front(found, key, OBJECTIVES[key][0], SPEED, OBJECTIVES[SPEED][0]))
+            show(charts.front(found, key, OBJECTIVES[key][0].partition(" (1")[0], SPEED, OBJECTIVES[SPEED][0]))
     st.caption(
         f"Look for the upper left edge: {len(result['candidates']):,} candidates, means over the seeds that each was "
         f"run on; a point of the edge buys speed with what is to its right."

@@ -136,12 +136,17 @@ def _check_room(trace: Recorded, fleet: Fleet, tokens: int) -> None:
 # --- what comes of it ------
 
 
+def values(rows: Sequence[Row], key: str) -> list[float]:
+    """`ttft_s` or `tpot_s` of those that have it: an answer of one token has no time between tokens."""
+    return [getattr(row, key) for row in rows if key == "ttft_s" or row.output > 1]
+
+
 def figures(served: Served) -> dict[str, float]:
     """Seconds, shares and rates; `imbalance`: prompt tokens of the busiest instance over the mean."""
     rows = served.rows
     ends = [to_s(row.ended) for row in rows]
-    waits = percentiles([row.ttft_s for row in rows]) or {}
-    paces = percentiles([row.tpot_s for row in rows if row.output > 1]) or {"p50": 0.0, "p99": 0.0}
+    waits = percentiles(values(rows, "ttft_s")) or {}
+    paces = percentiles(values(rows, "tpot_s")) or {"p50": 0.0, "p99": 0.0}
     load = [0] * served.instances
     for row in rows:
         load[row.instance] += row.prompt - row.hit

@@ -116,7 +116,7 @@ def test_a_run_is_shown_whatever_became_of_it(name: str) -> None:
 
 def test_two_runs_stand_side_by_side() -> None:
     app = fine(page("run", run="1-simulated", second="2-killed"))
-    assert "2-killed against 1-simulated" in table(app)
+    assert "run B against run A" in table(app)
 
 
 def test_a_run_that_never_began_is_a_sentence() -> None:
