@@ -57,8 +57,9 @@ def _runs(frame: Frame, otherwise: str = BLUE) -> Any:
 
 def queue_window(window: QueueWindow, title: str, start_s: float, end_s: float, height: int = 420) -> alt.Chart:
     across = alt.X("start:Q", title=SECONDS, scale=alt.Scale(domain=[start_s, end_s], nice=False, clamp=True))
-    up = alt.Y("position:Q", title="position", scale=alt.Scale(zero=False), axis=alt.Axis(tickMinStep=1, grid=False))
     data = _data(window.spans)
+    within = alt.Scale(domain=[int(data["position"].min()) - 1, int(data["position"].max()) + 1], nice=False)
+    up = alt.Y("position:Q", title="position", scale=within, axis=alt.Axis(tickMinStep=1, grid=False))
     data["state"] = data["state"].map(STATE_LABELS)
     positions = max(1, data["position"].nunique())
     colour = _colours("state", list(STATE_LABELS.values()), list(STATE_COLOURS.values()))
@@ -69,7 +70,7 @@ def queue_window(window: QueueWindow, title: str, start_s: float, end_s: float, 
     )
     edges = (
         alt.Chart(_data(window.edges))
-        .mark_line(color="black", strokeWidth=1.2, interpolate="step-after")
+        .mark_line(color="black", strokeWidth=1.2, interpolate="step-after", clip=True)
         .encode(
             x="t:Q",
             y="position:Q",

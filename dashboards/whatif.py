@@ -12,6 +12,7 @@ from sim.streaming import Progress, stream
 from sim.world import SimError
 
 ITEMS = 120  # simulated of a scenario that has more: what a page answers with at once
+MOST_INSTANCES = 4096  # beyond it, making them takes longer than a page should
 LONGEST_S = 30.0  # of real time, after which a simulation is given up
 
 
@@ -42,6 +43,10 @@ def shortened(scenario: Scenario, items: int) -> tuple[Scenario, str]:
 def ask(scenario: Scenario, longest_s: float = LONGEST_S) -> Answer:
     """Simulate. Raises ForgeError where nothing can come of it, or it takes longer than a page should."""
     began = time.monotonic()
+    if (count := scenario.engine.instances) > MOST_INSTANCES:
+        raise ForgeError(
+            f"engine.instances = {count}: a page simulates at most {MOST_INSTANCES}; forge sim --no-trace has no limit"
+        )
     records = Records(scenario)
 
     def tell(progress: Progress) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from dashboards import comparison, table
 from dashboards.controls import applied
+from dashboards.frames import tiers
 from dashboards.whatif import ITEMS, ask, shortened
 from forge.metrics import summarise
 from forge.scenario import Scenario, load
@@ -45,6 +46,22 @@ def test_another_policy_changes_the_result(small: Scenario) -> None:
 def test_what_takes_too_long_is_given_up(small: Scenario) -> None:
     with pytest.raises(ForgeError, match=r"given up after 0 s .*lower the number of items"):
         ask(small, longest_s=0.0)
+
+
+def test_too_many_instances_are_refused_before_they_are_made(small: Scenario) -> None:
+    with pytest.raises(ForgeError, match=r"engine\.instances = 1000000: a page simulates at most 4096"):
+        ask(applied(small, {"engine.instances": 1_000_000}, "page"))
+
+
+def test_hits_are_told_by_tier() -> None:
+    """A host memory beside instances whose own is too small: what they evict is found again."""
+    base = shortened(load("campaign_m25", ["sim.deployment.kv_tokens=400000"]), 8)[0]
+    few = {"engine.instances": 2, "queue.concurrency": 8, "sim.tiers.l2_gib": 500.0}
+    records = ask(applied(base, few, "page")).records
+    shares = dict(zip(*(tiers(records).columns[key] for key in ("tier", "share")), strict=True))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert shares["host memory (L2)"] > 0.0
+    assert shares["shared store (L3)"] == 0.0
 
 
 def test_items_that_only_die_are_a_sentence() -> None:
