@@ -75,8 +75,7 @@ def _ask() -> None:
         return
     if st.button(f"Tune {scenario.name}: at most {most:,} simulated runs", type="primary", key="start"):
         with told():
-            jobs.start(ask, runs_root())
-            st.session_state.pop("job", None)
+            st.session_state["job"] = jobs.start(ask, runs_root()).path.name
 
 
 def _scenario(name: str, upload: tuple[bytes, str] | None) -> Scenario:

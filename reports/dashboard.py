@@ -146,7 +146,7 @@ def main() -> None:
     arguments.add_argument("--all", action="store_true", help="every page to its whole length")
     given = arguments.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    with serving(given.runs) as address, chromium(given.width, 1300) as driver:
+    with serving(given.runs) as address, chromium(given.width, 2900) as driver:
         for page in PAGES if given.all else PAGES[:1]:
             driver.get(url(address, page))
             settled(driver)
