@@ -42,5 +42,5 @@ def test_who_dominates_is_better_beyond_noise_and_nowhere_worse() -> None:
     assert dominates(row(9.0, 1.0), row(8.0, 1.0))
     assert not dominates(row(8.0, 1.0), row(8.0, 1.0))
     assert not dominates(row(9.0, 1.1), row(8.0, 1.0))
-    assert not dominates(row(8.0, 0.996), row(8.0, 1.0))
+    assert not dominates(row(8.0, 0.99), row(8.0, 1.0))
     assert dominates(row(8.0, 0.95), row(8.0, 1.0))
