@@ -117,6 +117,11 @@ class HfChatCodec:
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return text
 
+    def text(self, ids: Sequence[int]) -> str:
+        """All of it, end-of-turn tokens too: for people."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def tool_stream(self) -> ToolStream:
         return HermesStream()
 

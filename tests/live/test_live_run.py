@@ -92,6 +92,30 @@ def test_every_item_ended_once_and_the_trace_replays(folder: RunFolder) -> None:
     assert set(used) == {0, 1}
 
 
+def test_trajectories_are_shown(folder: RunFolder) -> None:
+    def show(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "forge", "show", str(folder.path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    listed = json.loads(show("--json", "--last", "3").stdout)
+    assert {row["trajectory"].split(".")[0] for row in listed} == {"15", "14", "13"}
+    assert len(listed) == 3 * 4
+    longest = max(listed, key=lambda row: row["turns"])
+    shown = show(longest["trajectory"], "--whole").stdout
+    assert shown.count("sampled") == longest["turns"]
+    assert shown.count("█") >= longest["turns"]
+    assert "<|im_end|>" in shown
+    (plain,) = json.loads(show(longest["trajectory"], "--json").stdout)
+    assert [c["parent"] for c in plain["completions"]] == [None, *range(longest["turns"] - 1)]
+    assert [c["fork"] for c in plain["completions"]] == ["root", *[None] * (longest["turns"] - 1)]
+    tokens = show(longest["trajectory"], "--tokens").stdout
+    assert f"{plain['completions'][0]['logprobs'][0]:8.3f}" in tokens
+    for wrong, says in (("99.1", "there is no item 99"), ("x", "give POSITION or POSITION.MEMBER"), ("3.9", "no such")):
+        refused = show(wrong)
+        assert refused.returncode == 2
+        assert says in refused.stderr
+
+
 def test_recorded_logprobs_are_the_models_own(folder: RunFolder) -> None:
     """Through agents, HTTP, chat template and engine, what is recorded is what the first weights say of those ids."""
     from transformers import AutoModelForCausalLM
