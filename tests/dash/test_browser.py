@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,27 @@ def open_page(driver: Any, address: str, page: str) -> None:
     browsing.settled(driver)
 
 
+def until(holds: Callable[[], Any], wait_s: float = 60.0) -> Any:
+    """What it gives once that is something; a page takes its time on a busy machine. Fails where it never does."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        if found := holds():
+            return found
+        time.sleep(0.1)
+    return pytest.fail("the page never came to it")
+
+
+def files(driver: Any, count: int) -> list[Any]:
+    """The page's places for an upload."""
+    return until(lambda: len(found := driver.find_elements("css selector", "input[type=file]")) >= count and found)
+
+
 def texts(driver: Any, css: str) -> list[str]:
-    return [one.text for one in driver.find_elements("css selector", css)]
+    """In one go: a page that is drawn anew has other elements a moment later."""
+    found: list[str] = driver.execute_script(
+        "return [...document.querySelectorAll(arguments[0])].map(one => one.innerText)", css
+    )
+    return found
 
 
 def errors(driver: Any) -> list[str]:
@@ -97,19 +116,16 @@ def test_charts_are_drawn(driver: Any, address: str, page: str) -> None:
 
 def test_a_control_changes_the_result_and_the_download_deploys(driver: Any, address: str, downloads: Path) -> None:
     open_page(driver, address, "what-if")
-    before = texts(driver, "table.figures")[0]
+    before = until(lambda: texts(driver, "table.figures"))[0]
     field = driver.find_element("css selector", "input[aria-label='Concurrency']")
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
     field.send_keys("\ue009a\ue000", "8", "\ue007")  # all of it, 8, enter
-    time.sleep(0.5)
+    until(lambda: (now := texts(driver, "table.figures")) and now[0] != before)
     browsing.settled(driver)
-    assert texts(driver, "table.figures")[0] != before
     assert errors(driver) == []
     driver.find_element("css selector", "[data-testid=stDownloadButton] button").click()
     path = downloads / "policy.toml"
-    deadline = time.monotonic() + 20
-    while not path.is_file() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until(path.is_file)
     deployed = load("quickstart", policy=path)
     assert (deployed.queue.concurrency, deployed.policy.scheduler.kind) == (8, "windowed_fifo")
 
@@ -128,10 +144,9 @@ def test_a_broken_upload_is_one_sentence(
     (tmp_path / name).write_bytes(data)
     open_page(driver, address, "what-if")
     choose(driver, "Scenario", "an uploaded file")
-    driver.find_element("css selector", "input[type=file]").send_keys(str(tmp_path / name))
-    time.sleep(0.5)
+    files(driver, 1)[0].send_keys(str(tmp_path / name))
+    found = until(lambda: errors(driver))
     browsing.settled(driver)
-    found = errors(driver)
     assert len(found) == 1
     assert complaint in found[0]
     assert "\n" not in found[0]
@@ -140,24 +155,17 @@ def test_a_broken_upload_is_one_sentence(
 def test_a_trace_is_uploaded_and_an_empty_one_refused(driver: Any, address: str, runs: Path, tmp_path: Path) -> None:
     open_page(driver, address, "run")
     driver.find_element("xpath", "//label[contains(., 'an uploaded trace')]").click()
-    browsing.settled(driver)
-    upload, scenario = driver.find_elements("css selector", "input[type=file]")
+    upload, scenario = files(driver, 2)
     scenario.send_keys(str(runs / "simulated" / "scenario.resolved.json"))
     browsing.settled(driver)
     upload.send_keys(str(runs / "simulated" / "trace.jsonl"))
-    time.sleep(0.5)
-    browsing.settled(driver)
+    assert "Lag, bound" in until(lambda: texts(driver, "table.figures"))[0]
     assert errors(driver) == []
-    assert "Lag, bound" in texts(driver, "table.figures")[0]
     (tmp_path / "empty.jsonl").write_bytes(b"")
     open_page(driver, address, "run")
     driver.find_element("xpath", "//label[contains(., 'an uploaded trace')]").click()
-    browsing.settled(driver)
-    driver.find_elements("css selector", "input[type=file]")[0].send_keys(str(tmp_path / "empty.jsonl"))
-    time.sleep(0.5)
-    browsing.settled(driver)
-    assert len(errors(driver)) == 1
-    assert "the trace is empty" in errors(driver)[0]
+    files(driver, 2)[0].send_keys(str(tmp_path / "empty.jsonl"))
+    assert ["the trace is empty" in one for one in until(lambda: errors(driver))] == [True]
 
 
 def test_a_live_run_is_followed_to_its_end(driver: Any, address: str, runs: Path) -> None:
@@ -170,24 +178,19 @@ def test_a_live_run_is_followed_to_its_end(driver: Any, address: str, runs: Path
     for event in seen[:half]:
         writer(event)
     open_page(driver, address, "run")
-    assert "live" in texts(driver, "[data-testid=stMarkdownContainer]")[0] + " ".join(texts(driver, "p"))
-    assert any(f"{half:,} events" in text for text in texts(driver, "[data-testid=stCaptionContainer]"))
+    assert "● live" in " ".join(texts(driver, "p"))
+    until(lambda: any(f"{half:,} events" in text for text in texts(driver, "[data-testid=stCaptionContainer]")))
     for event in seen[half:]:
         writer(event)
     writer.close()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if any(f"{len(seen):,} events" in text for text in texts(driver, "[data-testid=stCaptionContainer]")):
-            break
-        time.sleep(0.3)
-    else:
-        pytest.fail("the page did not follow the run")
+    captions = "[data-testid=stCaptionContainer]"
+    until(lambda: any(f"{len(seen):,} events" in text for text in texts(driver, captions)))
     assert errors(driver) == []
 
 
 def choose(driver: Any, label: str, option: str) -> None:
     box = driver.find_element("xpath", f"//div[@data-testid='stSelectbox'][.//label[contains(., '{label}')]]")
     box.find_element("css selector", "input").click()
-    time.sleep(0.3)
-    driver.find_element("xpath", f"//*[@role='option'][contains(., '{option}')]").click()
+    option_xpath = f"//*[@role='option'][contains(., '{option}')]"
+    until(lambda: driver.find_elements("xpath", option_xpath))[0].click()
     browsing.settled(driver)
