@@ -70,7 +70,7 @@ def test_refused_requests_are_asked_again_and_nothing_dies_of_it(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     folder = RunFolder.open((tmp_path / "latest").resolve())
     summary = folder.read("summary.json") or {}
-    assert summary["refused"] > 20
+    assert summary["refused"] >= 10
     assert sum(summary["dead"].values()) == 0
     assert summary["law_violations"] == []
     assert replay(folder).is_same
