@@ -14,6 +14,7 @@ from forge.policies.sync import SyncMode
 from forge.scenario import Scenario
 from sim.clock import to_fs, to_s
 from sim.engine import Load
+from sim.front import Front
 from sim.machines import machines
 from sim.request import Request
 from sim.sessions import Path, Step
@@ -91,6 +92,11 @@ class Rollout:
                 env.process(self._break_down(i, scenario.seed, scenario.sim.instance_mtbf_s))
 
     # --- requests ------
+
+    @property
+    def fleet(self) -> Front:
+        """All instances, behind the ones that are routed to."""
+        return self._fleet
 
     @property
     def lives(self) -> bool:

@@ -95,7 +95,7 @@ class World:
             while not self._ended:
                 step()
         control.account(self._rollout.usage())
-        if (found := hits(self._rollout._fleet)) is not None:
+        if (found := hits(self._rollout.fleet)) is not None:
             at = {"l1": found.l1, "l2": found.l2, "l3": found.l3, "missed": found.missed}
             control.account(ev.KvHits(t=self._now(), **at))
         control.account(ev.RunEnded(t=self._now(), reason="done"))
