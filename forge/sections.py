@@ -88,14 +88,39 @@ class Model(Section):
     tool_prompt: Literal["template", "hermes"] = "template"
 
 
+class Vllm(Section):
+    """Servers of vLLM, one an instance, for `engine.kind = "vllm"`; `forge engine install vllm` makes the environment.
+
+    `gpus` of an instance: its tensor parallelism; 0: vLLM's CPU build. With `hosts` the instances are spread over them
+    evenly, in order, started by ssh; environment, model and run folder then lie on a file system that all share.
+    """
+
+    environment: str = "engines/vllm"  # folder of its Python environment
+    dtype: Literal["model", "float32", "bfloat16"] = "model"  # model: as model.dtype says
+    gpus: Annotated[int, Field(ge=0)] = 0
+    first_gpu: Annotated[int, Field(ge=0)] = 0  # of every host; those below it are the trainer's, say
+    hosts: tuple[str, ...] = ()
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # of the first instance, the next has the next; 0: any free ports
+    kv_gib: Positive = 1  # of a CPU instance's KV cache; the share of a GPU's memory goes into args
+    args: tuple[str, ...] = ()  # more of the server's own arguments
+    start_timeout_s: SomeSeconds = 600.0
+
+
 class EngineSection(Section):
     """Rollout instances. `kind` fake is the deterministic engine without torch."""
 
-    kind: Literal["torch", "fake"] = "torch"
+    kind: Literal["torch", "fake", "vllm"] = "torch"
     instances: Positive = 1
     slots: Positive = 64
     max_context: Positive = 512
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    vllm: Vllm = Vllm()
+
+    @model_validator(mode="after")
+    def _ports(self) -> EngineSection:
+        if self.kind == "vllm" and self.vllm.hosts and self.vllm.port == 0:
+            raise ValueError("vllm.port = 0: servers on other hosts need ports that are known; give the first one")
+        return self
 
 
 class Train(Section):
@@ -144,5 +169,12 @@ class Efficiency(Section):
 
 
 class Live(Section):
+    """The gateway of a live run."""
+
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port
+    tokens: str | None = None  # a file of access tokens, one a line; needed where `host` is not this machine alone
+    #: what one trajectory may spend before its requests are refused and it dies of "budget"; 0: any number
+    trajectory_calls: Annotated[int, Field(ge=0)] = 0
+    trajectory_tokens: Annotated[int, Field(ge=0)] = 0  # sampled
+    request_log: bool = False  # requests.jsonl in the run folder: a line for every request

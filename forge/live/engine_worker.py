@@ -9,6 +9,8 @@ Out: ("ready", max_context), ("deltas", [Delta], counters), ("refused", id, text
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,17 +19,22 @@ from pathlib import Path
 from typing import Any
 
 from forge.policies.sync import SyncMode
-from forge.rollout.engine import Delta, Engine, EngineError, EngineRequest
+from forge.rollout.engine import Delta, Engine, EngineDied, EngineError, EngineRequest
 from forge.scenario import Scenario
 
 #: Tokens between the first and the last of a completion are sent in bundles: one message per token and request
 #: would cost the gateway more than the engine spends on the token.
 FLUSH_S = 0.05
+#: where processes of engines write, unless a run has a folder for it
+SCRATCH = Path(tempfile.gettempdir()) / "forge"
 
 
-def make_engine(scenario: Scenario, model_dir: Path) -> Engine:
-    """The engine that the scenario names, serving `model_dir` as version 0."""
+def make_engine(scenario: Scenario, model_dir: Path, instance: int = 0, scratch: Path = SCRATCH) -> Engine:
+    """The engine that the scenario names, serving `model_dir` as version 0. `scratch`: a folder for what its processes
+    write, logs say."""
     section = scenario.engine
+    if section.kind == "vllm":
+        return vllm_engine(scenario, model_dir, instance, scratch / f"engine-{instance}")
     if section.kind == "fake":
         from forge.rollout.fake_engine import FakeEngine
 
@@ -49,6 +56,16 @@ def make_engine(scenario: Scenario, model_dir: Path) -> Engine:
         dtype=getattr(torch, scenario.model.dtype),
         seed=scenario.seed,
     )
+
+
+def vllm_engine(scenario: Scenario, model_dir: Path, instance: int, scratch: Path) -> Engine:
+    """A server of vLLM, up, and what speaks to it. Raises ForgeError where it cannot start."""
+    from forge.rollout.vllm.engine import VllmEngine
+    from forge.rollout.vllm.server import start
+
+    server = start(scenario, instance, model_dir, scratch)
+    server.wait(scenario.engine.vllm.start_timeout_s)
+    return VllmEngine(server, model_dir, scratch, slots=scenario.engine.slots, max_context=scenario.engine.max_context)
 
 
 @dataclass
@@ -161,8 +178,14 @@ def _join(bundle: list[Delta]) -> Delta:
     )
 
 
-def main(pipe: Connection, scenario: Scenario, model_dir: Path, version: int) -> None:
-    """Entry point of the child: serve the weights in `model_dir` as `version`."""
-    engine = make_engine(scenario, model_dir)
+def main(
+    pipe: Connection, scenario: Scenario, model_dir: Path, version: int, instance: int = 0, scratch: Path = SCRATCH
+) -> None:
+    """Entry point of the child: serve the weights in `model_dir` as `version`. Ends as a process that dies where its
+    engine does, so that another takes its place."""
+    engine = make_engine(scenario, model_dir, instance, scratch)
     engine.load(None, version)
-    EngineLoop(pipe, engine).run()
+    try:
+        EngineLoop(pipe, engine).run()
+    except EngineDied as error:
+        sys.exit(str(error))

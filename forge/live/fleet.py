@@ -48,8 +48,17 @@ class _Instance:
 class Fleet:
     """Starts engines, streams their tokens, hands them weights. All calls from one event loop."""
 
-    def __init__(self, scenario: Scenario, weights: Path, version: int, events: FleetEvents) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        weights: Path,
+        version: int,
+        events: FleetEvents,
+        scratch: Path = engine_worker.SCRATCH,
+    ) -> None:
+        """`scratch`: where processes of engines write."""
         self._scenario = scenario
+        self._scratch = scratch
         self._newest = (weights, version)
         self._events = events
         self._instances: list[_Instance] = []
@@ -113,7 +122,7 @@ class Fleet:
 
     def _spawn(self, index: int) -> Child:
         weights, version = self._newest
-        return Child(f"engine-{index}", engine_worker.main, self._scenario, weights, version)
+        return Child(f"engine-{index}", engine_worker.main, self._scenario, weights, version, index, self._scratch)
 
     def _watch(self, index: int) -> None:
         child = self._instances[index].child

@@ -1,7 +1,7 @@
 """The `Engine` protocol: token ids in, sampled token ids with logprobs out.
 
 Everything that serves a policy model stands behind this one seam: the embedded torch engine, the deterministic
-fake, and later vLLM. An engine knows tokens, slots and weights; it knows no chat, no trajectory, no policy.
+fake, vLLM. An engine knows tokens, slots and weights; it knows no chat, no trajectory, no policy.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class EngineStats:
 
 class EngineError(ForgeError):
     """A request the engine cannot serve (too long, unknown token id); the message names the value and the limit."""
+
+
+class EngineDied(RuntimeError):  # noqa: N818 - what happened
+    """The engine's own process is gone, and its requests with it; a new engine may take its place."""
 
 
 @runtime_checkable

@@ -1,0 +1,198 @@
+"""HTTP of one vLLM server: completions as streams that a thread of their own reads, control calls that block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import httpx
+
+from forge.rollout.engine import EngineRequest
+from forge.types import Json
+
+GENERATE = "/inference/v1/generate"
+#: of a control call; new weights of a large model are read from a shared file system meanwhile
+CONTROL_TIMEOUT_S = 600.0
+
+
+class Span(NamedTuple):
+    """Sampled tokens [start, end) of a stream came from weights `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Tokens of stream `key` since its last chunk. On the last one `finish`, the spans of all its tokens, and how many
+    prompt tokens were found cached."""
+
+    key: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: str | None = None
+    spans: tuple[Span, ...] = ()
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """Stream `key` ended without its last chunk. `refused`: by the server, which is well."""
+
+    key: str
+    why: str
+    refused: bool
+
+
+News = Chunk | Broken
+
+
+class Client:
+    """Owned by one thread; only `_run` and the coroutines run in the client's own."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._news: SimpleQueue[News] = SimpleQueue()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits(max_connections=None))
+        self._control = httpx.Client(base_url=url, timeout=CONTROL_TIMEOUT_S)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-streams", daemon=True)
+        self._thread.start()
+
+    def open(self, key: str, body: Json) -> None:
+        """Begin a stream; its news bear `key`."""
+        self._loop.call_soon_threadsafe(self._begin, key, body)
+
+    def hang_up(self, key: str) -> None:
+        """End a stream; the server aborts it. News of it may still lie in the queue."""
+        self._loop.call_soon_threadsafe(self._cancel, key)
+
+    def news(self, timeout_s: float) -> list[News]:
+        """What came, waiting at most so long for the first of it."""
+        got: list[News] = []
+        with contextlib.suppress(Empty):
+            got.append(self._news.get(timeout=timeout_s))
+            while True:
+                got.append(self._news.get_nowait())
+        return got
+
+    def post(self, path: str, body: Json | None = None) -> Any:
+        """A control call's answer. Raises httpx.HTTPError."""
+        answer = self._control.post(path, json=body)
+        if answer.is_error:
+            raise httpx.HTTPStatusError(f"{path}: {reason(answer.text)}", request=answer.request, response=answer)
+        return answer.json() if answer.content else None
+
+    def close(self) -> None:
+        self._in_loop(self._close)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._control.close()
+
+    # --- in the loop ------
+
+    def _in_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        asyncio.run_coroutine_threadsafe(work(), self._loop).result()
+
+    async def _close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._http.aclose()
+
+    def _begin(self, key: str, body: Json) -> None:
+        task = self._tasks[key] = self._loop.create_task(self._read(key, body))
+        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+
+    def _cancel(self, key: str) -> None:
+        if key in self._tasks:
+            self._tasks[key].cancel()
+
+    async def _read(self, key: str, body: Json) -> None:
+        try:
+            async with self._http.stream("POST", GENERATE, json=body) as answer:
+                if answer.is_error:
+                    why = reason((await answer.aread()).decode(errors="replace"))
+                    self._news.put(Broken(key=key, why=why, refused=answer.status_code < 500))
+                    return
+                await self._chunks(key, answer)
+        except (httpx.HTTPError, ValueError) as error:
+            self._news.put(Broken(key=key, why=f"{type(error).__name__}: {error}", refused=False))
+
+    async def _chunks(self, key: str, answer: httpx.Response) -> None:
+        """The last chunk waits for the usage that comes after it. Raises ValueError where the stream is no such."""
+        last: Json | None = None
+        cached = 0
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            data = json.loads(line[6:])
+            if "error" in data:
+                raise ValueError(reason(line[6:]))
+            if usage := data.get("usage"):
+                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            for choice in data["choices"]:
+                if choice["finish_reason"] is None:
+                    self._news.put(_chunk(key, choice))
+                else:
+                    last = choice
+        if last is None:
+            raise ValueError("the stream ended before the completion")
+        self._news.put(_chunk(key, last, cached))
+
+
+def _chunk(key: str, choice: Json, cached: int = 0) -> Chunk:
+    content = (choice["logprobs"] or {}).get("content") or []
+    spans = tuple(Span(s["version"], s["start"], s["end"]) for s in choice.get("weight_versions") or ())
+    return Chunk(
+        key=key,
+        token_ids=tuple(choice["token_ids"]),
+        logprobs=tuple(one["logprob"] for one in content),
+        finish=choice["finish_reason"],
+        spans=spans,
+        cached_tokens=cached,
+    )
+
+
+def body_of(request: EngineRequest, sampled: tuple[int, ...], max_tokens: int, salt: str, key: str) -> Json:
+    """A request to go on after `sampled`. Its stop ids are all that ends it before `max_tokens`.
+
+    `salt` is part of the key of every KV block it makes or finds.
+    """
+    sampling = request.sampling
+    return {
+        "request_id": key,
+        "token_ids": [*request.prompt_ids, *sampled],
+        "cache_salt": salt,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "sampling_params": {
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stop_token_ids": list(sampling.stop_ids),
+            "ignore_eos": True,
+            "seed": sampling.seed,
+            "logprobs": 0,  # of the sampled token alone
+            "detokenize": False,
+        },
+    }
+
+
+def reason(text: str) -> str:
+    """What an error body says."""
+    try:
+        data = json.loads(text)
+        error = data.get("error", data.get("detail", data))
+        return str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError):
+        return text[:500]
