@@ -97,7 +97,7 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
         )
         world = LiveWorld(scenario=scenario, control=control, pool=pool, clock=clock, stop_ids=codec.stop_ids)
         weights, version = (newest, checkpoint.read(newest).version) if newest else (model, 0)
-        world.fleet = Fleet(scenario, weights, version, world)
+        world.fleet = Fleet(scenario, weights, version, world, folder.path)
         stack.callback(world.fleet.stop)
         world.backend = LiveBackend(model=scenario.model.path, fleet=world.fleet, control=control, clock=clock)
         app = create_app(world.backend, codec, pin_sampling=True)

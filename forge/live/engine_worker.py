@@ -26,7 +26,7 @@ from forge.scenario import Scenario
 #: would cost the gateway more than the engine spends on the token.
 FLUSH_S = 0.05
 #: where processes of engines write, unless a run has a folder for it
-SCRATCH = Path(tempfile.gettempdir()) / "forge"
+SCRATCH = Path(tempfile.gettempdir()) / "forge-engines"
 
 
 def make_engine(scenario: Scenario, model_dir: Path, instance: int = 0, scratch: Path = SCRATCH) -> Engine:

@@ -62,8 +62,10 @@ class Client:
         self._news: SimpleQueue[News] = SimpleQueue()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
-        self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=httpx.Limits(max_connections=None))
-        self._control = httpx.Client(base_url=url, timeout=CONTROL_TIMEOUT_S)
+        # A connection is used once: a server that closes an idle one just as it is used again would look dead.
+        once = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=once)
+        self._control = httpx.Client(base_url=url, timeout=CONTROL_TIMEOUT_S, limits=once)
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-streams", daemon=True)
         self._thread.start()
 
