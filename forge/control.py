@@ -29,6 +29,7 @@ _LOOK_AT = {
     DeathReason.TIMEOUT: "raise queue.item_timeout_s, or lower queue.concurrency or the domains' tool waits",
     DeathReason.AGENT_CRASH: "see the agents' errors in the pool or the log, or sim.domains.*.death_rate",
     DeathReason.ENVIRONMENT: "see the domains' tools and their errors",
+    DeathReason.BUDGET: "raise live.trajectory_calls or live.trajectory_tokens, or see what the agents repeat",
     DeathReason.STALE: "raise policy.scheduler.park_reach, or park fewer or later",
     DeathReason.TOO_FEW_SURVIVORS: "see why members die, or raise queue.group",
 }

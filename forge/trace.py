@@ -106,6 +106,18 @@ class MemberDone(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conversed(Event):
+    """How one trajectory's requests fit together: why completions did not simply go on from a reply, and how replies
+    came back, by kind (forge.gateway.recovery). Of worlds that see requests."""
+
+    e: ClassVar[str] = "conversed"
+    position: int
+    member: int
+    forks: dict[str, int]
+    echoes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Event):
     """Every member ended and enough survive. `tokens` were sampled; `reward` is the survivors' mean."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -32,6 +33,7 @@ class DeathReason(StrEnum):
     AGENT_CRASH = "agent_crash"
     ENVIRONMENT = "environment"
     STALE = "stale"
+    BUDGET = "budget"  # it asked for more calls or tokens than one trajectory may have
     TOO_FEW_SURVIVORS = "too_few_survivors"
 
 
@@ -62,7 +64,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the agent side says of one trajectory. `reward` is null when it died; `reason` then says why."""
+    """What the agent side says of one trajectory. `reward` is null when it died; `reason` then says why.
+    `reward_parts`: what the reward was made of, where the agent side tells; by name."""
 
     trajectory: str
     reward: float | None
@@ -72,6 +75,7 @@ class Outcome:
     tool_errors: int = 0
     tool_wait_s: float = 0.0
     detail: str = ""
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,16 +110,45 @@ def train(folder: RunFolder, console: Console, *, resume: bool) -> Json:
 @app.command()
 def serve(
     model: Annotated[str, typer.Argument(help="A model folder, or the name of one that ships.")] = "quickstart",
+    host: Annotated[str, typer.Option(help="Anything but loopback needs --tokens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
-    slots: Annotated[int, typer.Option(min=1)] = 16,
-    max_context: Annotated[int, typer.Option(min=2)] = 512,
+    slots: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
+    max_context: Annotated[int, typer.Option(min=2, help="Tokens of prompt and answer together.")] = 512,
     tool_prompt: Annotated[str, typer.Option(help="template, or hermes for templates that know no tools")] = "template",
+    record: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep every trajectory, once it is over, in DIR/pool.sqlite.")
+    ] = None,
+    idle_s: Annotated[float, typer.Option(min=1, help="A trajectory without a request for so long is over.")] = 600.0,
+    calls: Annotated[int, typer.Option(min=0, help="Most generations of one trajectory; 0: any number.")] = 0,
+    budget_tokens: Annotated[int, typer.Option(min=0, help="Most tokens sampled in one trajectory; 0: any.")] = 0,
+    refuse_above: Annotated[
+        int, typer.Option(min=0, help="So many requests in flight, and more get 429 and Retry-After; 0: none does.")
+    ] = 0,
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Access tokens, one a line: API keys that are let in.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="A line of JSON for every request.")] = None,
 ) -> None:
-    """Serve a model behind the gateway on 127.0.0.1, for agents to try: OpenAI's, Anthropic's, Gemini's protocols."""
+    """Serve a model behind the gateway, for agents to try and be recorded: protocols of OpenAI, Anthropic, Gemini."""
     need_live()
-    from forge.live.serve import serve_model
+    from forge.live.serve import Service, serve_model
 
-    serve_model(model, port=port, slots=slots, max_context=max_context, tool_prompt=tool_prompt, console=Console())
+    service = Service(
+        model=model,
+        host=host,
+        port=port,
+        slots=slots,
+        max_context=max_context,
+        tool_prompt=tool_prompt,
+        record=record,
+        idle_s=idle_s,
+        calls=calls,
+        tokens=budget_tokens,
+        refuse_above=refuse_above,
+        access=tokens,
+        log=log,
+    )
+    serve_model(service, Console())
 
 
 @models.command("list")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from forge.gateway import models, wire
+from forge.gateway.access import HEALTH, TokenGate
 from forge.gateway.anthropic.dialect import MessagesDialect
 from forge.gateway.backend import Backend
 from forge.gateway.chat import ChatCodec
@@ -23,8 +25,12 @@ from forge.gateway.errors import ApiError
 from forge.gateway.gateway import Gateway
 from forge.gateway.gemini.dialect import GeminiDialect
 from forge.gateway.protocol import AnyDialect
+from forge.gateway.report_endpoint import ReportEndpoint
 from forge.gateway.request import Constrain
 from forge.gateway.responses.dialect import ResponsesDialect
+from forge.gateway.service import Health, Metrics
+from forge.gateway.watch import Watch
+from forge.types import Json
 
 
 def create_app(
@@ -36,13 +42,23 @@ def create_app(
     retry_grace_s: float = 2.0,
     keep_alive_s: float = 10.0,
     max_body_bytes: int = 32 * 1024 * 1024,
+    tokens: Sequence[str] = (),
+    log: Callable[[Json], None] | None = None,
 ) -> Starlette:
     """An ASGI app serving `backend` in every protocol; its `Gateway` is `app.state.gateway`.
 
     `retry_grace_s`: how long a generation outlives a client that hung up but may retry (its SDK marks retries).
-    `keep_alive_s`: a stream is never silent for longer.
+    `keep_alive_s`: a stream is never silent for longer. `tokens` for access: whoever shows none is refused; without any
+    everybody is served. `log` gets a row for every request (forge.gateway.watch).
     """
-    gateway = Gateway(backend, chat, pin_sampling=pin_sampling, retry_grace_s=retry_grace_s, constrain=constrain)
+    gateway = Gateway(
+        backend,
+        chat,
+        pin_sampling=pin_sampling,
+        retry_grace_s=retry_grace_s,
+        constrain=constrain,
+        watch=Watch(log),
+    )
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -68,6 +84,7 @@ def create_app(
         "/v1beta/models/{model:path}:generateContent": generate(gemini),
         "/v1beta/models/{model:path}:streamGenerateContent": generate(GeminiDialect(chat, model, stream=True)),
         "/v1beta/models/{model:path}:countTokens": count(gemini),
+        "/report": ReportEndpoint(gateway, max_body_bytes=max_body_bytes),
     }
     gets: dict[str, ASGIApp] = {
         "/v1/models": models.V1Models(backend),
@@ -83,7 +100,9 @@ def create_app(
         for method, table in (("POST", posts), ("GET", gets))
         for path, endpoint in table.items()
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    routes += [Route(HEALTH, Health(gateway)), Route("/metrics", Metrics(gateway))]
+    guards = [Middleware(TokenGate, tokens=tokens)] if tokens else []
+    app = Starlette(routes=routes, lifespan=lifespan, middleware=guards, exception_handlers={HTTPException: _no_route})
     app.state.gateway = gateway
     return app
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from forge.gateway.report import Report
 from forge.rollout.engine import Delta, Sampling
 from forge.types import Completion
 
@@ -35,10 +36,15 @@ class Backend(Protocol):
     @property
     def max_context(self) -> int: ...
 
+    @property
+    def fault(self) -> str | None:
+        """Why it can generate nothing now; None: it can."""
+        ...
+
     def now(self) -> float: ...
 
     def open(self, trajectory: str) -> Sampling:
-        """Raises UnknownTrajectoryError, or Overloaded."""
+        """Raises UnknownTrajectoryError, BudgetSpent, or Overloaded."""
         ...
 
     def generate(
@@ -48,3 +54,7 @@ class Backend(Protocol):
         ...
 
     def record(self, completion: Completion) -> None: ...
+
+    def report(self, trajectory: str, report: Report) -> None:
+        """All that was said of a trajectory so far; with `report.ended` it is over. Raises UnknownTrajectoryError."""
+        ...

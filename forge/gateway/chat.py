@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from tokenizers import Tokenizer
 
-from forge.gateway import tool_format
+from forge.gateway import conversation, tool_format
 from forge.gateway.chat_template import ChatError, ChatTemplate, read_json
 from forge.gateway.prompt_tokens import PromptTokenizer
 from forge.gateway.reasoning import CLOSE, OPEN, ReasoningStream
@@ -112,6 +112,29 @@ class HfChatCodec:
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}
         return self.prompt(user, [tool]) != self.prompt(user, [])
 
+    def unstable(self) -> tuple[str, ...]:
+        """After what the template shows an earlier turn differently, so that its ids cannot be repeated; () where it
+        never does. Such turns are tokenised anew, and count as forks. What the template refuses is left out."""
+        asked, follow = {"role": "user", "content": "a"}, {"role": "user", "content": "c"}
+        call = conversation.call("call_0", "f", "{}")
+        tool = conversation.tool("f", "d", {"type": "object", "properties": {}})
+        probes: dict[str, tuple[list[Json], list[Json]]] = {
+            "a user's message": ([asked, conversation.assistant("b")], [follow]),
+            "a tool's result": ([asked, conversation.assistant("", "", [call])], [conversation.tool_result("x", "d")]),
+        }
+        if self._template.mentions(CLOSE):
+            probes["a user's message, where the turn had reasoning"] = (
+                [asked, conversation.assistant("b", "r")],
+                [follow],
+            )
+        return tuple(what for what, (before, after) in probes.items() if self._differs(before, after, [tool]))
+
+    def _differs(self, before: list[Json], after: list[Json], tools: list[Json]) -> bool:
+        try:
+            return self.continuation(before, after, tools, self._stop_ids[0]) is None
+        except ChatError:
+            return False
+
     def decode(self, ids: Sequence[int]) -> str:
         kept = [index for index in ids if index not in self._stops]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
@@ -139,6 +162,19 @@ class HfChatCodec:
         if not ids:
             raise ForgeError(f"tokenizer {folder}: no eos_token; a turn would never end. Name one in its config")
         return tuple(sorted(ids))
+
+
+def template_warnings(model: str, codec: HfChatCodec) -> list[str]:
+    """What whoever serves a model should know of its chat template, a line each."""
+    lines = []
+    if not codec.shows_tools:
+        lines.append(f"{model}: its chat template ignores `tools`; agents that need them: tool prompt hermes")
+    if changed := codec.unstable():
+        lines.append(
+            f"{model}: its chat template is not prefix-stable: turns before {' and '.join(changed)} are shown "
+            "differently, so they are tokenised anew and count as forks (template)"
+        )
+    return lines
 
 
 #: more than any tokenizer makes of an opening tag and the newlines after it

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Generic
 
 from forge.gateway import wire
 from forge.gateway.choices import Choices
-from forge.gateway.errors import ApiError, from_backend
+from forge.gateway.errors import ApiError, as_api_error
 from forge.gateway.fields import parse_body
 from forge.gateway.gateway import Gateway
 from forge.gateway.protocol import Dialect, R, Reply
 from forge.gateway.retries import Key
+from forge.gateway.watch import Seen
 from forge.gateway.wire import Headers, Receive, Scope, Send
-
-logger = logging.getLogger(__name__)
+from forge.rollout.engine import Sampling
 
 
 class GenerateEndpoint(Generic[R]):
@@ -34,27 +33,34 @@ class GenerateEndpoint(Generic[R]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Headers = dict(scope["headers"])
-        gateway = self._gateway
+        with self._gateway.watch.request(self._dialect.name) as seen:
+            try:
+                body = await wire.read_body(headers, receive, self._max_body_bytes)
+                seen.trajectory = wire.trajectory_of(scope, headers)
+                await self._answer(body, headers, seen, receive, send)
+            except wire.HungUp:
+                seen.hung_up()
+            except Exception as error:
+                told = await send_error(send, self._dialect, error)
+                seen.status, seen.code = told.status, told.code
+
+    async def _answer(self, body: bytes, headers: Headers, seen: Seen, receive: Receive, send: Send) -> None:
+        gateway, trajectory = self._gateway, seen.trajectory
+        key: Key = (trajectory, self._dialect.name, body)
+        ticket = gateway.join(key) if wire.is_retry(headers) else None
+        seen.joined = ticket is not None
         try:
-            body = await wire.read_body(headers, receive, self._max_body_bytes)
-            trajectory = wire.trajectory_of(scope, headers)
-            defaults = gateway.backend.open(trajectory)
+            # What is joined was let in once: neither a full engine nor a spent budget keeps its answer back.
+            defaults = gateway.backend.open(trajectory) if ticket is None else Sampling()
             request = self._dialect.parse(parse_body(body), trajectory)
-            key: Key = (trajectory, self._dialect.name, body)
-            ticket = gateway.join(key) if wire.is_retry(headers) else None
             if ticket is None:
                 ticket = gateway.start(key, request, defaults, is_sub_agent=wire.is_sub_agent(headers))
-            delivered = False
-            try:
-                reply = self._dialect.reply(request, ticket.flight)
-                delivery = _Delivery(ticket.flight, reply, send, self._keep_alive_s)
-                delivered = await delivery.run(receive, stream=request.stream)
-            finally:
-                gateway.leave(ticket, delivered=delivered, may_retry=wire.may_retry(headers))
-        except wire.HungUp:
-            return
-        except Exception as error:
-            await send_error(send, self._dialect, error)
+            seen.choices, seen.stream = ticket.flight, request.stream
+            delivery = _Delivery(ticket.flight, self._dialect.reply(request, ticket.flight), send, self._keep_alive_s)
+            seen.delivered = await delivery.run(receive, stream=request.stream)
+        finally:
+            if ticket is not None:
+                gateway.leave(ticket, delivered=seen.delivered, may_retry=wire.may_retry(headers))
 
 
 class CountEndpoint(Generic[R]):
@@ -79,19 +85,12 @@ class CountEndpoint(Generic[R]):
             await send_error(send, self._dialect, error)
 
 
-async def send_error(send: Send, dialect: Dialect[R], error: Exception) -> None:
+async def send_error(send: Send, dialect: Dialect[R], error: Exception) -> ApiError:
+    """Returns what the client was told."""
     told = as_api_error(error)
     status, body = dialect.error(told)
     await wire.send_json(send, status, wire.dump(body), told.headers())
-
-
-def as_api_error(error: Exception) -> ApiError:
-    """The client's view of any failure; our own faults are logged here and shown without details."""
-    answer = from_backend(error)
-    if answer is None:
-        logger.error("gateway: a request failed", exc_info=error)
-        answer = ApiError(500, "The server had an error while processing your request.", code="internal_error")
-    return answer
+    return told
 
 
 class _Delivery:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 from forge.gateway.backend import Overloaded, UnknownTrajectoryError
+from forge.gateway.budget import BudgetSpent
 from forge.rollout.engine import EngineError
 from forge.types import Json
+
+logger = logging.getLogger(__name__)
 
 
 class ApiError(Exception):
@@ -63,6 +67,15 @@ def openai_error(error: ApiError) -> tuple[int, Json]:
     return error.status, {"error": told}
 
 
+def as_api_error(error: Exception) -> ApiError:
+    """The client's view of any failure; our own faults are logged here and shown without details."""
+    answer = from_backend(error)
+    if answer is None:
+        logger.error("gateway: a request failed", exc_info=error)
+        answer = ApiError(500, "The server had an error while processing your request.", code="internal_error")
+    return answer
+
+
 def from_backend(error: Exception) -> ApiError | None:
     """What a backend's exception means to a client; None for what is our own fault."""
     if isinstance(error, ApiError):
@@ -72,6 +85,8 @@ def from_backend(error: Exception) -> ApiError | None:
     if isinstance(error, Overloaded):
         message = f"Overloaded: please try again in {error.retry_after_s:g}s."  # one agent reads the time from it
         return ApiError(429, message, code="overloaded", retry_after_s=error.retry_after_s)
+    if isinstance(error, BudgetSpent):
+        return invalid(None, str(error), "budget_spent")
     if isinstance(error, EngineError):
         return invalid(None, str(error))
     if isinstance(error, RecursionError):

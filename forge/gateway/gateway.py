@@ -9,16 +9,21 @@ from forge.gateway.backend import Backend
 from forge.gateway.chat import ChatCodec
 from forge.gateway.chat_template import ChatError
 from forge.gateway.choices import Choices
-from forge.gateway.errors import TooLong, invalid
+from forge.gateway.errors import ApiError, TooLong, invalid
 from forge.gateway.generation import Asked, Generation, Job, Linked
 from forge.gateway.reading import ReplyReader
 from forge.gateway.recovery import Conversations, Fork
+from forge.gateway.report import Report
 from forge.gateway.request import Constrain, RawPrompt, Request
 from forge.gateway.retries import Key, Retries, Ticket
+from forge.gateway.watch import Watch
 from forge.rollout.engine import Sampling
+from forge.types import Completion
 
 #: generations one request may ask for
 MOST_CHOICES = 128
+#: trajectories whose last report is remembered once they are over
+REMEMBERED = 10_000
 
 
 class Gateway:
@@ -41,6 +46,7 @@ class Gateway:
         pin_sampling: bool,
         retry_grace_s: float,
         constrain: Constrain | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.backend = backend
         self.codec = codec
@@ -49,6 +55,9 @@ class Gateway:
         self._retries: Retries[Choices] = Retries(retry_grace_s)
         self._completions: Counter[str] = Counter()
         self._trees: dict[str, Conversations] = {}
+        self._reports: dict[str, Report] = {}
+        self._over: dict[str, Report] = {}  # of trajectories that a report has ended, the newest
+        self.watch = watch or Watch()
 
     def join(self, key: Key) -> Ticket[Choices] | None:
         """For a marked retry: the generations whose answer was lost, if there are any."""
@@ -56,6 +65,7 @@ class Gateway:
 
     def start(self, key: Key, request: Request, defaults: Sampling, *, is_sub_agent: bool = False) -> Ticket[Choices]:
         """New samples for `key`'s trajectory. Raises ApiError for what cannot be rendered or does not fit."""
+        self._over.pop(key[0], None)  # a backend that lets it begin anew
         prompts, asked = self._asked(key[0], request, is_sub_agent=is_sub_agent)
         longest = max(map(len, prompts))
         room = self.backend.max_context - longest
@@ -65,7 +75,7 @@ class Gateway:
         jobs = [
             self._job(key[0], request, asked, prompt, sampling, nth) for prompt in prompts for nth in range(request.n)
         ]
-        generations = [Generation(self.backend, job, self._link) for job in jobs]
+        generations = [Generation(self.backend, job, self._link, self._record) for job in jobs]
         return self._retries.add(key, Choices(generations, unkept))
 
     def count(self, request: Request) -> int:
@@ -77,10 +87,30 @@ class Gateway:
         self._retries.leave(ticket, delivered=delivered, may_retry=may_retry)
 
     def forget(self, trajectory: str) -> None:
-        """The trajectory is over: cancel what it still generates and drop its tree."""
+        """The trajectory is over: cancel what it still generates, drop its tree and what was reported."""
+        self.watch.trajectory_ended()
         self._retries.forget(trajectory)
+        self._reports.pop(trajectory, None)
         self._completions.pop(trajectory, None)
         self._trees.pop(trajectory, None)
+
+    def report(self, trajectory: str, part: Report) -> Report:
+        """Take a part of a report; returns all that was said of the trajectory so far. Once that has ended it, the same
+        part again changes nothing, and another is refused. Raises ApiError, UnknownTrajectoryError."""
+        over = self._over.get(trajectory)
+        if over is not None:
+            if over.joined(part) == over:
+                return over
+            raise ApiError(409, "This trajectory is over, and something else was reported.", code="trajectory_over")
+        whole = self._reports.get(trajectory, Report()).joined(part)
+        self.backend.report(trajectory, whole)
+        if whole.ended:
+            self._over[trajectory] = whole
+            for name in list(self._over)[: len(self._over) - REMEMBERED]:
+                del self._over[name]
+        else:
+            self._reports[trajectory] = whole
+        return whole
 
     def tree(self, trajectory: str) -> Conversations:
         """Of a trajectory that is not over: its completions so far."""
@@ -190,6 +220,7 @@ class Gateway:
         tree = self._trees.get(job.trajectory)
         if job.asked is None or tree is None:
             return Linked(index)
+        known = Counter(tree.echoes)
         fork = tree.add(
             index,
             job.asked.place,
@@ -202,7 +233,12 @@ class Gateway:
             known_fork=job.asked.fork,
             is_sub_agent=job.asked.is_sub_agent,
         )
-        return Linked(index, job.asked.place.parent, None if fork is None else fork.value)
+        return Linked(index, job.asked.place.parent, None if fork is None else fork.value, tree.echoes - known)
+
+    def _record(self, generation: Generation, completion: Completion) -> None:
+        assert generation.linked is not None
+        self.watch.completed(completion, generation.malformed, generation.linked.echoes)
+        self.backend.record(completion)
 
 
 def _choose(asked: float | None, default: float) -> float:

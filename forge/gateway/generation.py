@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forge.gateway import conversation
 from forge.gateway.backend import Backend
@@ -47,11 +48,13 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A completion's number in its trajectory, which one it goes on from, and why not plainly."""
+    """A completion's number in its trajectory, which one it goes on from, and why not plainly. `echoes`: how that one's
+    reply came back."""
 
     index: int
     parent: int | None = None
     fork: str | None = None
+    echoes: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +77,13 @@ class Generation:
     that ends while nobody waits (its client hung up) and is never asked for again leaves no record.
     """
 
-    def __init__(self, backend: Backend, job: Job, link: Callable[[Generation], Linked]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        job: Job,
+        link: Callable[[Generation], Linked],
+        record: Callable[[Generation, Completion], None],
+    ) -> None:
         self.job = job
         #: no other generation of this or any other process has it; ids of the reply and its calls are made of it
         self.id = f"{_run}{next(_numbers):08x}"
@@ -85,7 +94,9 @@ class Generation:
         self._versions: list[int] = []
         self._backend = backend
         self._link = link
-        self._recorded = False
+        self._record = record
+        #: once it is recorded
+        self.linked: Linked | None = None
         self._first_token_s = self._finished_s = 0.0
         self._instance = 0
         self._unread = 0
@@ -143,10 +154,9 @@ class Generation:
 
     def settle(self) -> None:
         """Record the completion, the first time."""
-        if self._recorded:
+        if self.linked is not None:
             return
-        self._recorded = True
-        linked = self._link(self)
+        linked = self.linked = self._link(self)
         completion = Completion(
             trajectory=self.job.trajectory,
             index=linked.index,
@@ -163,7 +173,7 @@ class Generation:
             finished_s=self._finished_s,
             instance=self._instance,
         )
-        self._backend.record(completion)
+        self._record(self, completion)
 
     async def _run(self) -> None:
         job = self.job

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 
+from forge.gateway.backend import Overloaded
+from forge.gateway.budget import Budget
+from forge.gateway.report import Report
+from forge.gateway.sessions import Recording, Sessions
+from forge.policies.dispatch import Dispatch, Mixed
 from forge.rollout.engine import Delta, Engine, EngineRequest, Sampling
 from forge.types import Completion
+from forge.views import AdmissionView
 
 logger = logging.getLogger(__name__)
 
@@ -19,20 +27,33 @@ Inbox = asyncio.Queue[Delta | Exception]
 
 
 class EngineBackend:
-    """Any trajectory id may generate; records are kept in memory, per trajectory.
+    """Any trajectory may generate that `sessions` lets; they keep its records while it is under way. `dispatch` is
+    asked whether to refuse a request (429). `start_s`: where the clock begins.
 
     The thread alone touches the engine. It sleeps while there is nothing to do, and hands the deltas of a step to
     the event loop in one go. An engine that raises in `step` ends every request in flight with that error.
     """
 
-    def __init__(self, engine: Engine, *, model: str = "forge", defaults: Sampling | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        model: str = "forge",
+        defaults: Sampling | None = None,
+        budget: Budget | None = None,
+        idle_s: float = math.inf,
+        recording: Recording | None = None,
+        dispatch: Dispatch | None = None,
+        start_s: float = 0.0,
+    ) -> None:
         self.model = model
         self.max_context = engine.max_context
-        self.records: defaultdict[str, list[Completion]] = defaultdict(list)
+        self.sessions = Sessions(self.now, budget=budget, idle_s=idle_s, recording=recording)
+        self._dispatch = dispatch or Mixed()
         self._engine = engine
         self._defaults = defaults or Sampling()
         self._ids = itertools.count()
-        self._start_s = time.monotonic()
+        self._start_s = time.monotonic() - start_s
         self._inboxes: dict[str, Inbox] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -43,15 +64,35 @@ class EngineBackend:
     def now(self) -> float:
         return time.monotonic() - self._start_s
 
-    def open(self, _trajectory: str) -> Sampling:
+    @property
+    def fault(self) -> str | None:
+        return None if self._failure is None else f"the engine failed: {self._failure}"
+
+    def open(self, trajectory: str) -> Sampling:
+        turn = self.sessions.check(trajectory)
+        if self._dispatch.refuses:
+            now, in_flight = self.now(), len(self._inboxes)
+            view = AdmissionView(now=now, draw=0.0, trajectory=trajectory, turn=turn, in_flight=in_flight, instances=1)
+            retry_s = self._dispatch.refuse(view)
+            if retry_s is not None:
+                raise Overloaded(retry_s)
         return self._defaults
 
     def record(self, completion: Completion) -> None:
-        self.records[completion.trajectory].append(completion)
+        self.sessions.record(completion)
+
+    def report(self, trajectory: str, report: Report) -> None:
+        self.sessions.report(trajectory, report)
 
     async def generate(
-        self, _trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling
+        self, trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling
     ) -> AsyncGenerator[tuple[int, Delta], None]:
+        with self.sessions.generating(trajectory):
+            async with aclosing(self._deltas(prompt_ids, sampling)) as deltas:
+                async for delta in deltas:
+                    yield 0, delta
+
+    async def _deltas(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> AsyncGenerator[Delta, None]:
         request = EngineRequest(id=f"r{next(self._ids)}", prompt_ids=prompt_ids, sampling=sampling)
         inbox = self._inboxes[request.id] = Inbox()
         loop = asyncio.get_running_loop()
@@ -64,7 +105,7 @@ class EngineBackend:
                 news = await inbox.get()
                 if isinstance(news, Exception):
                     raise news
-                yield 0, news
+                yield news
                 if news.finish:
                     break
         finally:

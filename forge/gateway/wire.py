@@ -19,8 +19,9 @@ HeaderLines = list[tuple[bytes, bytes]]
 #: response header naming the request's fields that the reply need not obey
 UNENFORCED = b"x-forge-unenforced"
 
-_JSON = (b"content-type", b"application/json")
+_JSON = b"application/json"
 _KEYS = (b"x-api-key", b"x-goog-api-key")
+KEY_HEADERS = (b"authorization", *_KEYS)
 
 
 class HungUp(Exception):  # noqa: N818 - a state, not a fault
@@ -30,15 +31,20 @@ class HungUp(Exception):  # noqa: N818 - a state, not a fault
 def trajectory_of(scope: Scope, headers: Headers) -> str:
     """The path says it, else the X-Forge-Trajectory header, else the API key under any of its three names."""
     name: str = scope["path_params"].get("trajectory") or _header(headers, b"x-forge-trajectory")
-    if not name:
-        scheme, _, token = _header(headers, b"authorization").partition(" ")
-        name = token.strip() if scheme.lower() == "bearer" else ""
-    for key in _KEYS:
-        name = name or _header(headers, key)
+    name = name or key_of(headers)
     if not name:
         message = "No trajectory: use the base URL /t/<trajectory>/v1, the header X-Forge-Trajectory, or an API key."
         raise ApiError(401, message, code="invalid_api_key")
     return name
+
+
+def key_of(headers: Headers) -> str:
+    """The API key, under whichever of its names the client sends it; "" without one."""
+    scheme, _, token = _header(headers, b"authorization").partition(" ")
+    key = token.strip() if scheme.lower() == "bearer" else ""
+    for name in _KEYS:
+        key = key or _header(headers, name)
+    return key
 
 
 def is_retry(headers: Headers) -> bool:
@@ -90,7 +96,13 @@ async def until_hang_up(receive: Receive) -> None:
 
 
 async def send_json(send: Send, status: int, body: bytes, headers: HeaderLines | None = None) -> None:
-    lines = [_JSON, (b"content-length", b"%d" % len(body)), *(headers or [])]
+    await send_whole(send, status, body, _JSON, headers)
+
+
+async def send_whole(
+    send: Send, status: int, body: bytes, content_type: bytes, headers: HeaderLines | None = None
+) -> None:
+    lines = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or [])]
     await send({"type": "http.response.start", "status": status, "headers": lines})
     await send({"type": "http.response.body", "body": body})
 

@@ -1,6 +1,6 @@
 """The child process that plays agents: many episodes at once in one event loop, all through the gateway.
 
-In:  ("play", trajectory, Task, tool_wait | None, timeout_s), ("cancel", trajectory), ("base", url, model)
+In:  ("play", trajectory, Task, tool_wait | None, timeout_s), ("cancel", trajectory), ("base", url, model, key)
 Out: ("ready",), ("outcome", Outcome)
 """
 
@@ -48,9 +48,9 @@ class AgentLoop:
 
     def take(self, message: tuple[Any, ...]) -> None:
         match message:
-            case ("base", url, model):
+            case ("base", url, model, key):
                 self.base, self.model = url, model
-                self.client = openai.AsyncOpenAI(base_url=url, api_key="forge", max_retries=3, timeout=600.0)
+                self.client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=3, timeout=600.0)
             case ("play", trajectory, task, wait, timeout_s):
                 episode = asyncio.get_running_loop().create_task(self.play(trajectory, task, wait, timeout_s))
                 self.episodes[trajectory] = episode

@@ -16,8 +16,11 @@ from rich.console import Console
 from forge import trace as ev
 from forge.control import Control
 from forge.domains.registry import warm_up
+from forge.gateway.access import access_tokens
 from forge.gateway.app import create_app
-from forge.gateway.chat import HfChatCodec
+from forge.gateway.budget import Budget
+from forge.gateway.chat import HfChatCodec, template_warnings
+from forge.gateway.request_log import RequestLog
 from forge.gateway.server import serve
 from forge.live import agent_worker, trainer_worker
 from forge.live.backend import LiveBackend
@@ -31,7 +34,9 @@ from forge.pool.store import Pool
 from forge.runs import RunFolder
 from forge.scenario import Scenario
 from forge.train import checkpoint
-from forge.types import ForgeError
+from forge.types import ForgeError, Outcome
+
+REQUEST_LOG = "requests.jsonl"
 
 
 class Clock:
@@ -74,6 +79,8 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
     """Start every part; whatever happens, end every child process and close the pool."""
     model = resolve(scenario.model.path)
     codec = HfChatCodec(model, scenario.model.tool_prompt)
+    for line in template_warnings(scenario.model.path, codec):
+        console.print(line, highlight=False, soft_wrap=True)
     checkpoints = folder.path / "checkpoints"
     async with contextlib.AsyncExitStack() as stack:
         pool = stack.enter_context(Pool(folder.path / "pool.sqlite"))  # its lock keeps a second process out
@@ -99,19 +106,35 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
         weights, version = (newest, checkpoint.read(newest).version) if newest else (model, 0)
         world.fleet = Fleet(scenario, weights, version, world, folder.path)
         stack.callback(world.fleet.stop)
-        world.backend = LiveBackend(model=scenario.model.path, fleet=world.fleet, control=control, clock=clock)
-        app = create_app(world.backend, codec, pin_sampling=True)
-        world.backend.gateway = app.state.gateway
-        server = await serve(app, host=scenario.live.host, port=scenario.live.port)
-        stack.push_async_callback(server.stop)
+
+        def ended(outcome: Outcome) -> None:
+            taker = evaluator if outcome.trajectory.startswith(PREFIX) else world
+            taker.take_outcome(outcome)
+
+        world.backend = LiveBackend(
+            model=scenario.model.path,
+            fleet=world.fleet,
+            control=control,
+            clock=clock,
+            budget=Budget(calls=scenario.live.trajectory_calls, tokens=scenario.live.trajectory_tokens),
+            ended=ended,
+        )
         evaluator = Evaluator(world.backend, world.sampling)
-        await start_children(stack, world, evaluator, (scenario, model, newest, checkpoints))
-        world.agents.send("base", server.url, scenario.model.path)
+        live = scenario.live
+        tokens = access_tokens(live.host, live.tokens, "live.host", "live.tokens")
+        log = stack.enter_context(RequestLog(folder.path / REQUEST_LOG)) if live.request_log else None
+        app = create_app(world.backend, codec, pin_sampling=True, tokens=tokens, log=log)
+        world.backend.gateway = app.state.gateway
+        server = await serve(app, host=live.host, port=live.port)
+        stack.push_async_callback(server.stop)
+        await start_children(stack, world, ended, (scenario, model, newest, checkpoints))
+        evaluator.agents = world.agents
+        world.agents.send("base", server.url, scenario.model.path, tokens[0] if tokens else "forge")
         yield Assembly(scenario, folder, world, evaluator, clock, watcher, console, newest, resumes)
 
 
 async def start_children(
-    stack: contextlib.AsyncExitStack, world: LiveWorld, evaluator: Evaluator, trainer: tuple[Any, ...]
+    stack: contextlib.AsyncExitStack, world: LiveWorld, ended: Callable[[Outcome], None], trainer: tuple[Any, ...]
 ) -> None:
     """Agents, trainer and engines, all at once; returns when each has said that it is ready."""
     waiting: list[asyncio.Future[None]] = []
@@ -140,16 +163,8 @@ async def start_children(
         stack.callback(child.stop)
         return child
 
-    def on_agents(message: Message) -> None:
-        _, outcome = message
-        if outcome.trajectory.startswith(PREFIX):
-            evaluator.take_outcome(outcome)
-        else:
-            world.take_outcome(outcome)
-
     names = [d.name for d in world.scenario.domains]
-    world.agents = start("agents", on_agents, agent_worker.main, world.scenario.seed, names)
-    evaluator.agents = world.agents
+    world.agents = start("agents", lambda message: ended(message[1]), agent_worker.main, world.scenario.seed, names)
     world.trainer = start("trainer", lambda message: world.take_step(message[1]), trainer_worker.main, *trainer)
     warm_up(names)  # this process draws the tasks
     await world.fleet.start()

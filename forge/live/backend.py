@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from forge import trace as ev
 from forge.control import Control
 from forge.gateway.backend import Overloaded, UnknownTrajectoryError
+from forge.gateway.budget import Budget, BudgetSpent
 from forge.gateway.gateway import Gateway
+from forge.gateway.report import Report, measured
 from forge.live.fleet import Fleet
 from forge.rollout.engine import Delta, EngineRequest, Sampling
-from forge.types import Completion
+from forge.types import Completion, DeathReason, Outcome
 
 RESTART_POLL_S = 0.05
 
@@ -27,14 +30,30 @@ class OpenTrajectory:
     position: int | None
     member: int
     requests: int = 0
+    tokens: int = 0  # sampled, of what is recorded
     completions: list[Completion] = field(default_factory=list)
+    report: Report = field(default_factory=Report)
+    echoes: Counter[str] = field(default_factory=Counter)  # how replies came back; known once it is closed
+    overdrawn: str | None = None  # it asked for more than its budget: what it was told
 
 
 class LiveBackend:
     """Implements `forge.gateway.backend.Backend`; the gateway before it pins the sampling to what `open` gives."""
 
-    def __init__(self, *, model: str, fleet: Fleet, control: Control, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        fleet: Fleet,
+        control: Control,
+        clock: Callable[[], float],
+        budget: Budget,
+        ended: Callable[[Outcome], None],
+    ) -> None:
+        """`ended` hears of every trajectory that a report has ended, which it closes."""
         self._model = model
+        self._budget = budget
+        self._ended = ended
         self._fleet = fleet
         self._control = control
         self._clock = clock
@@ -50,6 +69,10 @@ class LiveBackend:
     def max_context(self) -> int:
         return self._fleet.max_context
 
+    @property
+    def fault(self) -> str | None:
+        return None if self._fleet.versions() else "every engine is being restarted"
+
     def now(self) -> float:
         return self._clock()
 
@@ -58,12 +81,19 @@ class LiveBackend:
 
     def close(self, trajectory: str) -> OpenTrajectory | None:
         """It may generate no more; what it has in flight is cancelled."""
-        if self.gateway is not None:
+        known = self.trajectories.pop(trajectory, None)
+        if self.gateway is not None and known is not None:
+            known.echoes = self.gateway.tree(trajectory).echoes
             self.gateway.forget(trajectory)
-        return self.trajectories.pop(trajectory, None)
+        return known
 
     def open(self, trajectory: str) -> Sampling:
         known = self._find(trajectory)
+        try:
+            self._budget.check(known.requests, known.tokens)
+        except BudgetSpent as spent:
+            known.overdrawn = str(spent)
+            raise
         if known.position is not None:
             retry_s = self._control.refuse(
                 self._clock(), position=known.position, member=known.member, turn=known.requests
@@ -77,6 +107,15 @@ class LiveBackend:
         known = self.trajectories.get(completion.trajectory)
         if known is not None:
             known.completions.append(completion)
+            known.tokens += len(completion.sampled_ids)
+
+    def report(self, trajectory: str, report: Report) -> None:
+        known = self._find(trajectory)
+        known.report = report
+        if report.ended and self.gateway is not None:
+            tree, reason = self.gateway.tree(trajectory), DeathReason.AGENT_CRASH
+            told = measured(trajectory, tree, known.completions, reason=reason, detail="ended without a reward")
+            self._ended(report.outcome(told))
 
     async def generate(
         self, trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling

@@ -1,54 +1,114 @@
-"""`forge serve`: one engine behind the gateway, for agents to try a model."""
+"""`forge serve`: one engine behind the gateway, for agents to try a model, and to be recorded."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
 
+from forge.gateway.access import access_tokens
 from forge.gateway.app import create_app
-from forge.gateway.chat import HfChatCodec, ToolPrompt
+from forge.gateway.budget import Budget
+from forge.gateway.chat import HfChatCodec, ToolPrompt, template_warnings
 from forge.gateway.local import EngineBackend
+from forge.gateway.request_log import RequestLog
 from forge.gateway.server import loop_factory, serve
 from forge.live.engine_worker import make_engine
+from forge.live.recording import PoolRecording
 from forge.models import check_context, resolve
+from forge.policies.dispatch import Mixed
+from forge.rollout.engine import Sampling
 from forge.scenario import parse
-from forge.types import ForgeError
+from forge.types import ForgeError, ItemState
 
 
-def serve_model(model: str, *, port: int, slots: int, max_context: int, tool_prompt: str, console: Console) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """What `forge serve` was asked for. 0 in a limit: there is none."""
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    slots: int = 16
+    max_context: int = 512
+    tool_prompt: str = "template"
+    record: Path | None = None
+    idle_s: float = 600.0
+    calls: int = 0
+    tokens: int = 0
+    refuse_above: int = 0
+    access: Path | None = None
+    log: Path | None = None
+
+
+def serve_model(service: Service, console: Console) -> None:
     """Serve until Ctrl-C. Raises ForgeError for an unknown model or a port in use."""
-    prompt: ToolPrompt | None = next((p for p in get_args(ToolPrompt) if p == tool_prompt), None)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_serve(service, console))
+
+
+async def _serve(service: Service, console: Console) -> None:
+    tokens = access_tokens(service.host, service.access, "--host", "--tokens")
+    folder = resolve(service.model)
+    codec = _codec(service, folder)
+    for line in template_warnings(service.model, codec):
+        console.print(line, highlight=False, soft_wrap=True)
+    async with contextlib.AsyncExitStack() as stack:
+        recording = stack.enter_context(PoolRecording(service.record)) if service.record else None
+        log = stack.enter_context(RequestLog(service.log)) if service.log else None
+        backend = _backend(service, folder, recording)
+        stack.callback(backend.close)
+        app = create_app(backend, codec, pin_sampling=recording is not None, tokens=tokens, log=log)
+        backend.sessions.attach(app.state.gateway)
+        stack.callback(backend.sessions.close_all, "the gateway was stopped")
+        server = await serve(app, host=service.host, port=service.port)
+        stack.push_async_callback(server.stop)
+        console.print(f"serving {service.model}; base URLs, each with a trajectory of its own for every NAME:")
+        console.print(f"  OpenAI (chat, responses, completions)   {server.url}/t/NAME/v1")
+        console.print(f"  Anthropic messages, Gemini              {server.url}/t/NAME")
+        if recording is not None:
+            console.print(f"  reports: reward, tools, the end         POST {server.url}/t/NAME/report")
+            console.print(f"recording in {service.record}: {_told(recording)}", highlight=False, soft_wrap=True)
+        console.print("Ctrl-C stops", style="dim")
+        while True:
+            await asyncio.sleep(min(10.0, service.idle_s / 4))
+            backend.sessions.close_idle()
+
+
+def _codec(service: Service, folder: Path) -> HfChatCodec:
+    check_context(folder, service.max_context, "--max-context")
+    prompt: ToolPrompt | None = next((p for p in get_args(ToolPrompt) if p == service.tool_prompt), None)
     if prompt is None:
-        raise ForgeError(f"--tool-prompt {tool_prompt}: must be one of {', '.join(get_args(ToolPrompt))}")
-    folder = resolve(model)
-    check_context(folder, max_context, "--max-context")
-    codec = HfChatCodec(folder, prompt)
-    if not codec.shows_tools:
-        console.print(f"{model}: its chat template ignores `tools`; agents that need them: --tool-prompt hermes")
+        raise ForgeError(f"--tool-prompt {service.tool_prompt}: must be one of {', '.join(get_args(ToolPrompt))}")
+    return HfChatCodec(folder, prompt)
+
+
+def _backend(service: Service, folder: Path, recording: PoolRecording | None) -> EngineBackend:
     scenario = parse(
         {
             "name": "serve",
             "stop": {"items": 1},
             "domains": [{"name": "any"}],
-            "engine": {"slots": slots, "max_context": max_context},
+            "engine": {"slots": service.slots, "max_context": service.max_context},
         },
         "forge serve",
     )
-    backend = EngineBackend(make_engine(scenario, folder), model=model)
+    return EngineBackend(
+        make_engine(scenario, folder),
+        model=service.model,
+        defaults=Sampling(max_tokens=service.max_context),
+        budget=Budget(calls=service.calls, tokens=service.tokens),
+        idle_s=service.idle_s,
+        recording=recording,
+        dispatch=Mixed(refuse_above=service.refuse_above),
+        start_s=recording.resumed_s if recording else 0.0,
+    )
 
-    async def until_stopped() -> None:
-        server = await serve(create_app(backend, codec), port=port)
-        console.print(f"serving {model}; base URLs, each with a trajectory of its own for every NAME:")
-        console.print(f"  OpenAI (chat, responses, completions)   {server.url}/t/NAME/v1")
-        console.print(f"  Anthropic messages, Gemini              {server.url}/t/NAME")
-        console.print("Ctrl-C stops", style="dim")
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await server.stop()
-            backend.close()
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(until_stopped())
+def _told(recording: PoolRecording) -> str:
+    counts = recording.counts
+    return f"{counts[ItemState.FINISHED]} trajectories with a reward, {counts[ItemState.DEAD]} dead"

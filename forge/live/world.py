@@ -7,6 +7,7 @@ engines and the trainer are child processes; the gateway is served from this loo
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from forge.policies.sync import SyncMode
 from forge.pool.store import Pool
 from forge.rollout.engine import Sampling
 from forge.scenario import Scenario
-from forge.types import Completion, DeathReason, ItemState, Outcome, Trajectory
+from forge.types import DeathReason, ItemState, Outcome, Trajectory
 
 #: Grace after an item's own timeout before the world stops waiting for its agents.
 BACKSTOP_S = 10.0
@@ -144,17 +145,23 @@ class LiveWorld:
             # Scored without a call of the model: there is nothing of the policy's to learn from.
             detail = "never called the model"
             outcome = replace(outcome, reward=None, reason=DeathReason.AGENT_CRASH, detail=detail)
+        if opened.overdrawn is not None:
+            outcome = replace(outcome, reward=None, reason=DeathReason.BUDGET, detail=opened.overdrawn)
+        # How it ended is the launcher's to say; what it cannot know may have come over HTTP.
+        outcome = replace(opened.report, reward=None, reason=None).outcome(outcome)
         now = self.clock()
-        self._end_member(group, member, tuple(opened.completions), outcome, now)
+        self._end_member(group, member, opened, outcome, now)
         if group.is_done:
             self._end_group(group, now)
 
-    def _end_member(
-        self, group: Group, member: int, completions: tuple[Completion, ...], outcome: Outcome, now: float
-    ) -> None:
-        position = group.position
+    def _end_member(self, group: Group, member: int, opened: OpenTrajectory, outcome: Outcome, now: float) -> None:
+        position, completions = group.position, tuple(opened.completions)
         trajectory = Trajectory(
             id=outcome.trajectory, position=position, member=member, completions=completions, outcome=outcome
+        )
+        forks = Counter(one.fork for one in completions if one.fork)
+        self.control.account(
+            ev.Conversed(t=now, position=position, member=member, forks=dict(forks), echoes=dict(opened.echoes))
         )
         group.ended[member] = trajectory
         self.pool.deliver(trajectory, attempt=group.attempt)
@@ -165,7 +172,7 @@ class LiveWorld:
                 member=member,
                 reward=outcome.reward,
                 turns=outcome.turns,
-                tokens=sum(len(c.sampled_ids) for c in trajectory.completions),
+                tokens=opened.tokens,
                 tool_wait_s=outcome.tool_wait_s,
                 reason=outcome.reason.value if outcome.reason else None,
             )
@@ -181,8 +188,8 @@ class LiveWorld:
                 trajectory = group.trajectory_id(member)
                 self.agents.send("cancel", trajectory)
                 opened = self.backend.close(trajectory)
-                done = tuple(opened.completions) if opened else ()
-                self._end_member(group, member, done, left_behind(trajectory), now)
+                assert opened is not None
+                self._end_member(group, member, opened, left_behind(trajectory), now)
             tokens = group.tokens
         self.control.die(now, position, DeathReason.STALE, tokens=tokens)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from forge import trace as ev
 from forge.metrics import efficiency, stats
+from forge.metrics.conversations import Conversations
 from forge.metrics.fold import ItemRecord, RunFold
 from forge.metrics.intervals import gain_interval
 from forge.metrics.laws import LawCheck
@@ -38,6 +39,8 @@ ESTIMATORS = {
     "wall_s",
     "trainer_idle_fraction": "share of wall_s with no batch between step_started and committed",
     "cached_share": "tokens of prompts that engines found in their KV, over these and the tokens prefilled",
+    "forks": "completions that did not simply go on from a reply, by reason; of trajectories that ended",
+    "echoes": "replies that came back in a later request, by how they differed from what was sampled; exact: not",
     "engine_idle_fraction": "1 - busy seconds of all instances over wall_s x instances",
 }
 
@@ -66,14 +69,16 @@ class Figures:
 def summarise(events: Iterable[ev.Event], scenario: Scenario) -> Json:
     """The content of `summary.json` from a trace of either world. A pure function of its arguments."""
     run, laws = RunFold(), LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
+    talk = Conversations()
     for event in events:
         run.apply(event)
         laws.apply(event)
-    return figures(run, laws, scenario)
+        talk.apply(event)
+    return figures(run, laws, scenario, talk)
 
 
-def figures(run: RunFold, laws: LawCheck, scenario: Scenario) -> Json:
-    """`summarise` for events already folded."""
+def figures(run: RunFold, laws: LawCheck, scenario: Scenario, talk: Conversations | None = None) -> Json:
+    """`summarise` for events already folded. `talk` None: of a world that sees no requests."""
     out = Figures()
     out.values |= {"schema": SCHEMA, "world": run.world, "scenario": scenario.name, "seed": run.seed}
     out.values |= {"wall_s": run.wall_s, "ended": run.ended or "killed", "lives": 1 + len(run.resumed_s)}
@@ -85,6 +90,9 @@ def figures(run: RunFold, laws: LawCheck, scenario: Scenario) -> Json:
     _reward(out, run)
     _yield(out, run.world)
     _intervals_of_j(out, run.world, scenario)
+    seen = talk is not None and talk.members > 0
+    for key in ("forks", "echoes"):
+        out.put(key, dict(getattr(talk, key)) if seen else None, "the trace tells of no agents' requests")
     out.values["estimators"] = ESTIMATORS
     more = laws.broken - len(laws.violations)
     out.values["law_violations"] = laws.violations + ([f"and {more} more"] if more else [])

@@ -24,7 +24,10 @@ _SCALARS = (
     *("trajectory", "index", "finish", "temperature", "received_s", "first_token_s", "finished_s", "instance"),
     *("parent", "fork"),  # not in pools written before there were any
 )
-_OUTCOME = ("trajectory", "reward", "reason", "turns", "tool_calls", "tool_errors", "tool_wait_s", "detail")
+_OUTCOME = (
+    *("trajectory", "reward", "reason", "turns", "tool_calls", "tool_errors", "tool_wait_s", "detail"),
+    "reward_parts",  # not in pools written before there were any
+)
 _scalars_of = attrgetter(*_SCALARS)
 _outcome_of = attrgetter(*_OUTCOME)
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -107,6 +110,6 @@ def _smallest_exact(values: list[float]) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def _outcome(values: list[Any]) -> Outcome:
-    fields = dict(zip(_OUTCOME, values, strict=True))
+    fields = dict(zip(_OUTCOME, values, strict=False))
     reason = fields.pop("reason")
     return Outcome(reason=None if reason is None else DeathReason(reason), **fields)

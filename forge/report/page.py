@@ -14,6 +14,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from forge.metrics import LawCheck, RunFold, figures
+from forge.metrics.conversations import Conversations
 from forge.metrics.intervals import Interval, paired_interval
 from forge.report.drawing import STYLE, Context
 from forge.report.plots import PLOTS
@@ -76,21 +77,22 @@ def write_report(
     return path
 
 
-def _records(run: RunFolder, scenario: Scenario) -> tuple[RunFold, LawCheck]:
-    records = RunFold()
+def _records(run: RunFolder, scenario: Scenario) -> tuple[RunFold, LawCheck, Conversations]:
+    records, talk = RunFold(), Conversations()
     laws = LawCheck(scenario.shape(), scenario.queue.concurrency, scenario.engine.instances)
     for event in run.events():
         records.apply(event)
         laws.apply(event)
-    return records, laws
+        talk.apply(event)
+    return records, laws, talk
 
 
 def _context(run: RunFolder, evals: Json | None, records: tuple[RunFold, LawCheck] | None) -> Context:
     scenario = run.scenario()
-    folded, laws = records or _records(run, scenario)
+    folded, laws, talk = (*records, None) if records else _records(run, scenario)
     return Context(
         run=folded,
-        summary=figures(folded, laws, scenario),
+        summary=figures(folded, laws, scenario, talk),
         n=scenario.queue.n,
         window=scenario.shape().window,
         instances=scenario.engine.instances,

@@ -16,6 +16,7 @@ from forge.gateway.backend import Backend, UnknownTrajectoryError
 from forge.gateway.chat import ChatCodec
 from forge.gateway.fake_chat import END, FakeChatCodec
 from forge.gateway.gateway import Gateway
+from forge.gateway.report import Report
 from forge.gateway.server import serve
 from forge.rollout.engine import Delta, Sampling
 from forge.types import Completion
@@ -31,6 +32,7 @@ class ScriptedBackend:
     """
 
     model = "scripted"
+    fault: str | None = None
 
     def __init__(self, reply: Reply, *, max_context: int = 1_000_000, known: set[str] | None = None) -> None:
         self.max_context = max_context
@@ -44,6 +46,7 @@ class ScriptedBackend:
         self.gate.set()
         self.gate_after = 3
         self.chunk = 1
+        self.reports: defaultdict[str, list[Report]] = defaultdict(list)
         self._reply = reply
         self._known = known
         self._clock = 0.0
@@ -59,6 +62,11 @@ class ScriptedBackend:
 
     def record(self, completion: Completion) -> None:
         self.records[completion.trajectory].append(completion)
+
+    def report(self, trajectory: str, report: Report) -> None:
+        if trajectory not in self.records:
+            raise UnknownTrajectoryError(trajectory)
+        self.reports[trajectory].append(report)
 
     async def generate(
         self, trajectory: str, prompt_ids: tuple[int, ...], sampling: Sampling

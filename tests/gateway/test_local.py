@@ -75,7 +75,7 @@ async def test_many_at_once_each_its_own() -> None:
         names = [f"trajectory {i}" for i in range(8)]
         assert await asyncio.gather(*map(ask, names)) == names
     backend.close()
-    assert {name: len(records) for name, records in backend.records.items()} == dict.fromkeys(names, 1)
+    assert {name: len(one.completions) for name, one in backend.sessions.open.items()} == dict.fromkeys(names, 1)
 
 
 async def test_hang_up_reaches_the_engine_and_refusals_reach_the_client() -> None:
@@ -90,7 +90,7 @@ async def test_hang_up_reaches_the_engine_and_refusals_reach_the_client() -> Non
         with pytest.raises(openai.BadRequestError, match="over 100"):
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 150}])
     backend.close()
-    assert not backend.records
+    assert not any(one.completions for one in backend.sessions.open.values())
 
 
 async def test_a_broken_engine_fails_requests_now_and_later(caplog: pytest.LogCaptureFixture) -> None:
