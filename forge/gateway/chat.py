@@ -120,13 +120,9 @@ class HfChatCodec:
         tool = conversation.tool("f", "d", {"type": "object", "properties": {}})
         probes: dict[str, tuple[list[Json], list[Json]]] = {
             "a user's message": ([asked, conversation.assistant("b")], [follow]),
+            "a user's message, where it reasoned": ([asked, conversation.assistant("b", "r")], [follow]),
             "a tool's result": ([asked, conversation.assistant("", "", [call])], [conversation.tool_result("x", "d")]),
         }
-        if self._template.mentions(CLOSE):
-            probes["a user's message, where the turn had reasoning"] = (
-                [asked, conversation.assistant("b", "r")],
-                [follow],
-            )
         return tuple(what for what, (before, after) in probes.items() if self._differs(before, after, [tool]))
 
     def _differs(self, before: list[Json], after: list[Json], tools: list[Json]) -> bool:
@@ -164,17 +160,15 @@ class HfChatCodec:
         return tuple(sorted(ids))
 
 
-def template_warnings(model: str, codec: HfChatCodec) -> list[str]:
-    """What whoever serves a model should know of its chat template, a line each."""
-    lines = []
-    if not codec.shows_tools:
-        lines.append(f"{model}: its chat template ignores `tools`; agents that need them: tool prompt hermes")
-    if changed := codec.unstable():
-        lines.append(
-            f"{model}: its chat template is not prefix-stable: turns before {' and '.join(changed)} are shown "
-            "differently, so they are tokenised anew and count as forks (template)"
-        )
-    return lines
+def template_warning(model: str, codec: HfChatCodec) -> str | None:
+    """What whoever trains on conversations should know of a model's chat template; None: nothing."""
+    changed = codec.unstable()
+    if not changed:
+        return None
+    return (
+        f"{model}: its chat template is not prefix-stable: a turn before {' or before '.join(changed)} is shown "
+        "differently from how it was sampled, so it is tokenised anew and counts as a fork (template)"
+    )
 
 
 #: more than any tokenizer makes of an opening tag and the newlines after it

@@ -19,7 +19,7 @@ from forge.domains.registry import warm_up
 from forge.gateway.access import access_tokens
 from forge.gateway.app import create_app
 from forge.gateway.budget import Budget
-from forge.gateway.chat import HfChatCodec, template_warnings
+from forge.gateway.chat import HfChatCodec, template_warning
 from forge.gateway.request_log import RequestLog
 from forge.gateway.server import serve
 from forge.live import agent_worker, trainer_worker
@@ -79,8 +79,8 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
     """Start every part; whatever happens, end every child process and close the pool."""
     model = resolve(scenario.model.path)
     codec = HfChatCodec(model, scenario.model.tool_prompt)
-    for line in template_warnings(scenario.model.path, codec):
-        console.print(line, highlight=False, soft_wrap=True)
+    if warning := template_warning(scenario.model.path, codec):
+        console.print(warning, highlight=False, soft_wrap=True)
     checkpoints = folder.path / "checkpoints"
     async with contextlib.AsyncExitStack() as stack:
         pool = stack.enter_context(Pool(folder.path / "pool.sqlite"))  # its lock keeps a second process out

@@ -13,7 +13,7 @@ from rich.console import Console
 from forge.gateway.access import access_tokens
 from forge.gateway.app import create_app
 from forge.gateway.budget import Budget
-from forge.gateway.chat import HfChatCodec, ToolPrompt, template_warnings
+from forge.gateway.chat import HfChatCodec, ToolPrompt, template_warning
 from forge.gateway.local import EngineBackend
 from forge.gateway.request_log import RequestLog
 from forge.gateway.server import loop_factory, serve
@@ -55,8 +55,11 @@ async def _serve(service: Service, console: Console) -> None:
     tokens = access_tokens(service.host, service.access, "--host", "--tokens")
     folder = resolve(service.model)
     codec = _codec(service, folder)
-    for line in template_warnings(service.model, codec):
-        console.print(line, highlight=False, soft_wrap=True)
+    if not codec.shows_tools:
+        told = "its chat template ignores `tools`; agents that need them: --tool-prompt hermes"
+        console.print(f"{service.model}: {told}", highlight=False, soft_wrap=True)
+    if warning := template_warning(service.model, codec):
+        console.print(warning, highlight=False, soft_wrap=True)
     async with contextlib.AsyncExitStack() as stack:
         recording = stack.enter_context(PoolRecording(service.record)) if service.record else None
         log = stack.enter_context(RequestLog(service.log)) if service.log else None

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_chat import PLAIN, TOOL, TOOLS, write_tokenizer
 
-from forge.gateway.chat import HfChatCodec
+from forge.gateway.chat import HfChatCodec, template_warning
 from forge.gateway.fake_chat import END, FakeChatCodec
 from forge.gateway.recovery import Fork
 from forge.rollout.engine import Delta, Sampling
@@ -70,6 +70,17 @@ def test_a_template_that_forgets_thoughts_is_told(tmp_path: Path) -> None:
     assert forgetful.continuation(thinking, [{"role": "tool", "content": "c"}], [], IM_END) is not None
     plain = [thinking[0], {"role": "assistant", "content": "b"}]
     assert forgetful.continuation(plain, [{"role": "user", "content": "c"}], [], IM_END) is not None
+
+
+def test_templates_that_are_not_prefix_stable_are_named(tmp_path: Path) -> None:
+    for name, template in (("plain", PLAIN), ("tools", TOOLS)):
+        (tmp_path / name).mkdir()
+        assert template_warning(name, codec(tmp_path / name, template)) is None
+    warning = template_warning("m", codec(tmp_path, FORGETFUL))
+    assert warning == (
+        "m: its chat template is not prefix-stable: a turn before a user's message, where it reasoned is shown "
+        "differently from how it was sampled, so it is tokenised anew and counts as a fork (template)"
+    )
 
 
 class Babbling(ScriptedBackend):
