@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PURE = {
     "forge.types": 0,
     "forge.draws": 0,
+    "forge.formats": 1,
     "forge.queue": 1,
     "forge.trace": 1,
     "forge.mix": 1,

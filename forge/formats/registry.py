@@ -1,0 +1,85 @@
+"""All formats, by id: every combination of every family's fields."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+
+from forge.formats.base import Family, ToolFormat
+from forge.formats.json_calls import Bare, Fence, Hermes, JsonList, MistralList
+from forge.formats.named import Command, DeepSeek, FunctionTag, Harmony, Kimi, MistralArgs, ReAct
+from forge.formats.python_calls import Python
+from forge.formats.xml import Dsml, Elements, Glm, Lines, QwenXml, Xml
+from forge.types import ForgeError
+
+FAMILIES: tuple[type[Family], ...] = (
+    Hermes,
+    Bare,
+    Fence,
+    JsonList,
+    MistralList,
+    MistralArgs,
+    DeepSeek,
+    Kimi,
+    Harmony,
+    FunctionTag,
+    ReAct,
+    Command,
+    Xml,
+    QwenXml,
+    Glm,
+    Elements,
+    Dsml,
+    Lines,
+    Python,
+)
+
+#: formats that models were published with, by the models' names
+PUBLISHED = {
+    "qwen3": "hermes:space=spaced,pad=yes",
+    "longcat": "hermes:space=spaced,tag=longcat_tool_call,pad=yes",
+    "llama3": "json",
+    "llama3-function-tag": "function_tag",
+    "llama3.2-pythonic": "python",
+    "llama4-pythonic": "python:wrap=python_start",
+    "lfm2": "python:wrap=lfm",
+    "olmo3": "python:wrap=olmo,quote=double",
+    "gemma-tool-code": "python:wrap=tool_code,quote=double",
+    "nemotron": "list",
+    "jamba": "list:marks=jamba",
+    "granite": "list:marks=granite",
+    "phi4-mini": "list:marks=phi",
+    "command-a": "list:keys=tool_name/parameters,marks=command",
+    "mistral": "mistral:gap=yes",
+    "mistral-args": "mistral_args",
+    "deepseek-v3": "deepseek:version=v3",
+    "deepseek-v3.1": "deepseek",
+    "deepseek-v3.2": "dsml",
+    "deepseek-v4": "dsml:wrap=tool_calls",
+    "kimi-k2": "kimi",
+    "gpt-oss": "harmony",
+    "claude": "xml",
+    "minimax-m2": "xml:wrap=minimax:tool_call",
+    "qwen3-coder": "qwen",
+    "seed-oss": "qwen:wrap=seed:tool_call,layout=tight",
+    "glm-4.5": "glm",
+    "glm-4.7": "glm:layout=tight",
+}
+
+
+@cache
+def formats() -> Mapping[str, ToolFormat]:
+    """Every format by its id, families in their order."""
+    return MappingProxyType({one.id: one for family in FAMILIES for one in family.variants()})
+
+
+def get(name: str) -> ToolFormat:
+    """The format of this id, or that a published model uses. Raises ForgeError, naming near ones."""
+    found = formats().get(PUBLISHED.get(name, name))
+    if found is None:
+        near = difflib.get_close_matches(name, [*PUBLISHED, *(f.family for f in FAMILIES), *formats()], n=3, cutoff=0.5)
+        hint = f"near: {', '.join(near)}; " if near else ""
+        raise ForgeError(f"tool format {name!r}: there is none; {hint}`forge formats` lists them")
+    return found
