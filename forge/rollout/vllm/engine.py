@@ -146,10 +146,9 @@ class VllmEngine:
                 self._open(job)
 
     def _control(self, path: str, body: dict[str, object] | None = None) -> None:
+        """A server that fails at it may hold half of the weights, or stay paused: it is given up."""
         try:
             self._client.post(f"/{path}", body)
-        except httpx.HTTPStatusError as error:
-            raise EngineError(f"vLLM refused {error}") from None
         except httpx.HTTPError as error:
             raise self._server.died(f"{path}: {type(error).__name__}: {error}") from None
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -138,5 +139,6 @@ def write_plugin(folder: Path) -> None:
     (info / "entry_points.txt").write_text("[vllm.general_plugins]\nforge = forge_vllm_plugin:register\n")
 
 
-def _with(parent: int) -> object:
+def _with(parent: int) -> Callable[[], None]:
+    """What the new process does first, so that it does not outlive this one."""
     return lambda: belong_to(parent)
