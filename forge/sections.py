@@ -139,6 +139,8 @@ class Train(Section):
     process: AnyProcessor = Chain(steps=(Survivors(), DropZeroVariance()))
     #: torch: one process; deepspeed: `ranks` processes of this machine, partitioned as ZeRO stage `zero` says
     engine: Literal["torch", "deepspeed"] = "torch"
+    #: of the one process; ranks take the GPUs from the first on, one each, where there are any
+    device: Literal["cpu", "cuda"] = "cpu"
     ranks: Positive = 2
     zero: Literal[1, 2, 3] = 2
     #: cuts a trainer step's batch into optimiser steps; none: one for the whole batch

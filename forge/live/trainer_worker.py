@@ -51,6 +51,7 @@ def train_config(scenario: Scenario) -> TrainConfig:
         token_budget=section.micro_batch_tokens,
         merge=section.merge,
         attention=section.attention,
+        device=section.device,
         cispo=CispoConfig(e_low=section.e_low, e_high=section.e_high, normalise=section.normalise),
     )
 
