@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from forge.formats import tool_prompting
 from forge.processing import AnyBatcher, AnyProcessor, Chain, DropZeroVariance, Survivors
 from forge.types import LONGEST_S
 
@@ -85,7 +86,13 @@ class Model(Section):
 
     path: str = "quickstart"
     dtype: Literal["float32", "bfloat16"] = "float32"
-    tool_prompt: Literal["template", "hermes"] = "template"
+    tool_prompt: str = "template"  # or a format's id, which `forge formats` lists
+
+    @field_validator("tool_prompt")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        tool_prompting(value)
+        return value
 
 
 class Vllm(Section):

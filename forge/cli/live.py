@@ -114,7 +114,9 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")] = 8000,
     slots: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
     max_context: Annotated[int, typer.Option(min=2, help="Tokens of prompt and answer together.")] = 512,
-    tool_prompt: Annotated[str, typer.Option(help="template, or hermes for templates that know no tools")] = "template",
+    tool_prompt: Annotated[
+        str, typer.Option(help="template, or a tool format for templates that know no tools: see `forge formats`.")
+    ] = "template",
     record: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep every trajectory, once it is over, in DIR/pool.sqlite.")
     ] = None,

@@ -1,7 +1,7 @@
 """Tool-call formats: how a model reads of tools, calls them and reads what came back, in thousands of ways."""
 
 from forge.formats.base import CannotCarryError, ToolCall, ToolFormat, ToolResult, ToolStream
-from forge.formats.registry import FAMILIES, PUBLISHED, formats, get
+from forge.formats.registry import FAMILIES, PUBLISHED, formats, get, tool_prompting
 
 __all__ = [
     "FAMILIES",
@@ -13,4 +13,5 @@ __all__ = [
     "ToolStream",
     "formats",
     "get",
+    "tool_prompting",
 ]

@@ -163,7 +163,8 @@ def argument_types(tools: Sequence[Json]) -> ArgumentTypes:
     types: dict[str, dict[str, str]] = {}
     for tool in tools:
         function = tool.get("function", tool)
-        properties = (function.get("parameters") or {}).get("properties")
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
         named = properties.items() if isinstance(properties, dict) else ()
         told = {key: schema["type"] for key, schema in named if isinstance(schema, dict) and "type" in schema}
         types[str(function.get("name"))] = {key: kind for key, kind in told.items() if isinstance(kind, str)}

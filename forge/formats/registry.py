@@ -70,16 +70,32 @@ PUBLISHED = {
 
 
 @cache
+def _variants(family: type[Family]) -> Mapping[str, ToolFormat]:
+    return {one.id: one for one in family.variants()}
+
+
+@cache
 def formats() -> Mapping[str, ToolFormat]:
     """Every format by its id, families in their order."""
-    return MappingProxyType({one.id: one for family in FAMILIES for one in family.variants()})
+    return MappingProxyType({name: one for family in FAMILIES for name, one in _variants(family).items()})
 
 
 def get(name: str) -> ToolFormat:
     """The format of this id, or that a published model uses. Raises ForgeError, naming near ones."""
-    found = formats().get(PUBLISHED.get(name, name))
+    told = PUBLISHED.get(name, name)
+    family = next((one for one in FAMILIES if one.family == told.partition(":")[0]), None)
+    found = _variants(family).get(told) if family else None
     if found is None:
         near = difflib.get_close_matches(name, [*PUBLISHED, *(f.family for f in FAMILIES), *formats()], n=3, cutoff=0.5)
         hint = f"near: {', '.join(near)}; " if near else ""
         raise ForgeError(f"tool format {name!r}: there is none; {hint}`forge formats` lists them")
     return found
+
+
+def tool_prompting(name: str) -> tuple[bool, ToolFormat]:
+    """Whether the model's chat template tells of tools and calls, and the format in which replies are read, which else
+    tells of them too: "template" (whose calls are Hermes'), "template:ID", or "ID". Raises ForgeError."""
+    if name == "template":
+        return True, Hermes()
+    by_template = name.startswith("template:")
+    return by_template, get(name.removeprefix("template:"))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from forge.gateway import conversation, tool_format
+from forge.formats import ToolStream, tool_prompting
+from forge.gateway import conversation
 from forge.gateway.chat_template import ChatError, ChatTemplate, read_json
 from forge.gateway.prompt_tokens import PromptTokenizer
 from forge.gateway.reasoning import CLOSE, OPEN, ReasoningStream
-from forge.gateway.tool_format import HermesStream, ToolCall, ToolStream
+from forge.gateway.tool_text import text_messages
 from forge.types import ForgeError, Json
-
-ToolPrompt = Literal["template", "hermes"]
 
 
 class ChatCodec(Protocol):
@@ -46,8 +45,8 @@ class ChatCodec(Protocol):
         """Text of sampled ids, end-of-turn tokens left out, everything else shown as it is."""
         ...
 
-    def tool_stream(self) -> ToolStream:
-        """A fresh parser for one reply in the model's tool-call format."""
+    def tool_stream(self, tools: Sequence[Json] = ()) -> ToolStream:
+        """A fresh parser for one reply in the model's tool-call format, to a request with these tools."""
         ...
 
     def reasoning_stream(self, prompt_ids: Sequence[int]) -> ReasoningStream | None:
@@ -58,19 +57,19 @@ class ChatCodec(Protocol):
 class HfChatCodec:
     """A Hugging Face tokenizer folder: `tokenizer.json` and its chat template, read without transformers.
 
-    `tool_prompt="template"` hands tools to the template; "hermes" is for templates that know none: tools are
-    described in the system message, calls and results become text.
+    `tool_prompt` is what forge.formats.tool_prompting reads: "template" hands tools to the template; a format's id,
+    such as "hermes", is for templates that know none: tools are described in the system message, calls and results
+    become text.
     """
 
-    def __init__(self, tokenizer_dir: Path | str, tool_prompt: ToolPrompt = "template") -> None:
+    def __init__(self, tokenizer_dir: Path | str, tool_prompt: str = "template") -> None:
         folder = Path(tokenizer_dir)
         if not (folder / "tokenizer.json").is_file():
             raise ForgeError(f"tokenizer {folder}: no tokenizer.json there; name a folder that has one")
         self._template = ChatTemplate(folder)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._tokens = PromptTokenizer(self._tokenizer)
-        self._messages = hermes_messages if tool_prompt == "hermes" else template_messages
-        self._describe_tools = tool_prompt == "template"
+        self._by_template, self._format = tool_prompting(tool_prompt)
         self._stop_ids = self._end_of_turn(folder)
         self._stops = frozenset(self._stop_ids)
         self._ends = [str(self._tokenizer.id_to_token(one)) for one in self._stop_ids]
@@ -96,8 +95,9 @@ class HfChatCodec:
         return self.encode(whole[behind if self._tokenizer.id_to_token(last_id) == end else cut :])
 
     def _render(self, messages: Sequence[Json], tools: Sequence[Json], *, goes_on: bool = True) -> str:
-        described = tools if self._describe_tools else ()
-        return self._template.render(self._messages(messages, tools), described, goes_on=goes_on)
+        if self._by_template:
+            return self._template.render(template_messages(messages), tools, goes_on=goes_on)
+        return self._template.render(text_messages(messages, tools, self._format), (), goes_on=goes_on)
 
     def encode(self, text: str) -> tuple[int, ...]:
         try:
@@ -141,8 +141,8 @@ class HfChatCodec:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
-    def tool_stream(self) -> ToolStream:
-        return HermesStream()
+    def tool_stream(self, tools: Sequence[Json] = ()) -> ToolStream:
+        return self._format.stream(tools)
 
     def reasoning_stream(self, prompt_ids: Sequence[int]) -> ReasoningStream | None:
         if not self._template.mentions(CLOSE):
@@ -175,7 +175,7 @@ def template_warning(model: str, codec: HfChatCodec) -> str | None:
 _TAG_TOKENS = 16
 
 
-def template_messages(messages: Sequence[Json], _tools: Sequence[Json]) -> list[Json]:
+def template_messages(messages: Sequence[Json]) -> list[Json]:
     """As templates expect them: arguments as objects, so that `tojson` writes them in the model's own form."""
     return [_with_objects(message) if message.get("tool_calls") else message for message in messages]
 
@@ -195,50 +195,3 @@ def _object_or_text(arguments: str) -> Json | str:
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
-
-
-def hermes_messages(messages: Sequence[Json], tools: Sequence[Json]) -> list[Json]:
-    """For templates without tools: tools in the system message, calls in the text, results as user turns."""
-    out: list[Json] = []
-    for message in messages:
-        role, content = message["role"], message["content"]
-        if role == "tool":
-            result = f"<tool_response>\n{content}\n</tool_response>"
-            if out and out[-1].get("results"):
-                out[-1]["content"] += "\n" + result
-            else:
-                out.append({"role": "user", "content": result, "results": True})
-        else:
-            text = {"role": role, "content": _with_calls(content, message.get("tool_calls"))}
-            thought = message.get("reasoning_content")
-            out.append(text | {"reasoning_content": thought} if thought else text)
-    return _with_tool_prompt(out, tools) if tools else out
-
-
-def _with_calls(content: str, calls: Sequence[Json] | None) -> str:
-    if not calls:
-        return content
-    functions = [call["function"] for call in calls]
-    return tool_format.render(content, [ToolCall(f["name"], f["arguments"] or "{}") for f in functions])
-
-
-def _with_tool_prompt(messages: list[Json], tools: Sequence[Json]) -> list[Json]:
-    listing = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    prompt = HERMES_PROMPT.format(tools=listing)
-    if messages and messages[0]["role"] == "system":
-        first = messages[0] | {"content": f"{messages[0]['content']}\n\n{prompt}"}
-        return [first, *messages[1:]]
-    return [{"role": "system", "content": prompt}, *messages]
-
-
-HERMES_PROMPT = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> tags:
-<tool_call>{{"name":<function-name>,"arguments":<args-json-object>}}</tool_call>"""

@@ -60,7 +60,7 @@ class FakeChatCodec:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(index for index in ids if index < END).decode(errors="replace")
 
-    def tool_stream(self) -> ToolStream:
+    def tool_stream(self, _tools: Sequence[Json] = ()) -> ToolStream:
         return HermesStream()
 
     def reasoning_stream(self, _prompt_ids: Sequence[int]) -> ReasoningStream | None:

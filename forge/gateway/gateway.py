@@ -175,7 +175,7 @@ class Gateway:
         reader = ReplyReader(
             self.codec.decode,
             request.stop,
-            self.codec.tool_stream() if request.calls_allowed else None,
+            self.codec.tool_stream(asked.tools if asked else ()) if request.calls_allowed else None,
             None if request.prompts else self.codec.reasoning_stream(prompt_ids),
             one_call=request.calls_allowed and not request.parallel_calls,
         )

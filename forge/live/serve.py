@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from rich.console import Console
 
 from forge.gateway.access import access_tokens
 from forge.gateway.app import create_app
 from forge.gateway.budget import Budget
-from forge.gateway.chat import HfChatCodec, ToolPrompt, template_warning
+from forge.gateway.chat import HfChatCodec, template_warning
 from forge.gateway.local import EngineBackend
 from forge.gateway.request_log import RequestLog
 from forge.gateway.server import loop_factory, serve
@@ -23,7 +22,7 @@ from forge.models import check_context, resolve
 from forge.policies.dispatch import Mixed
 from forge.rollout.engine import Sampling
 from forge.scenario import parse
-from forge.types import ForgeError, ItemState
+from forge.types import ItemState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +83,7 @@ async def _serve(service: Service, console: Console) -> None:
 
 def _codec(service: Service, folder: Path) -> HfChatCodec:
     check_context(folder, service.max_context, "--max-context")
-    prompt: ToolPrompt | None = next((p for p in get_args(ToolPrompt) if p == service.tool_prompt), None)
-    if prompt is None:
-        raise ForgeError(f"--tool-prompt {service.tool_prompt}: must be one of {', '.join(get_args(ToolPrompt))}")
-    return HfChatCodec(folder, prompt)
+    return HfChatCodec(folder, service.tool_prompt)
 
 
 def _backend(service: Service, folder: Path, recording: PoolRecording | None) -> EngineBackend:
