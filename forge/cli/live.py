@@ -27,11 +27,16 @@ def run(
     policy: PolicyFile = None,
     resume: Annotated[str | None, typer.Option(help="Go on with this run folder (or `latest`).")] = None,
     runs: Runs = RUNS,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the scenario, print every process it would start, start none.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train live: gateway, agents, rollout engines, data pool and trainer on this machine. Ctrl-C stops cleanly."""
     need_live()
     console = Console(stderr=as_json)
+    if dry_run and resume is not None:
+        raise ForgeError("--dry-run: shows what a scenario would start; --resume goes on with a run")
     if resume is not None:
         if scenario is not None or sets or policy is not None:
             raise ForgeError(
@@ -44,6 +49,9 @@ def run(
         raise ForgeError(f"name a scenario, or --resume RUN; scenarios that ship: {known}")
     else:
         loaded = scenarios.load(scenario, sets or (), policy)
+        if dry_run:
+            show_processes(loaded, runs, as_json=as_json)
+            return
         check(loaded)
         folder = RunFolder.create(runs, loaded)
         console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
@@ -73,18 +81,43 @@ def check_resumable(folder: RunFolder) -> None:
         raise ForgeError(f"{folder.path}: this quickstart was stopped before its policy was tuned; start it again")
 
 
+def show_processes(scenario: Scenario, runs: Path, *, as_json: bool) -> None:
+    """Every process, command line and port of a run, then what this machine lacks for it."""
+    from dataclasses import asdict
+
+    from forge.live.dry_run import lacking, processes
+
+    check_work(scenario)
+    found, lacks = processes(scenario, runs / "TIME-NAME"), lacking(scenario)
+    if as_json:
+        print_json({"processes": [asdict(one) for one in found], "lacking": lacks})
+        return
+    for one in found:
+        port = "" if one.port is None else f" port {one.port or 'any'}"
+        print(f"{one.name} ({one.host} host{port})\n    {one.command}")
+    for lack in lacks:
+        print(f"this machine lacks: {lack}")
+
+
 def check(scenario: Scenario) -> None:
     """What would fail later, before a folder is made: an unknown model or domain, more context than the model has."""
-    from forge.domains.registry import get_domain
-    from forge.models import check_context, resolve
+    from forge.live.dry_run import lacking
 
-    check_context(resolve(scenario.model.path), scenario.engine.max_context, "engine.max_context")
+    if lacks := lacking(scenario):
+        raise ForgeError("\n".join(lacks))
+    check_work(scenario)
+
+
+def check_work(scenario: Scenario) -> None:
+    """What is wrong with a scenario on any machine. Raises ForgeError."""
+    from forge.domains.registry import get_domain
+
     if scenario.train.merge == "tree" and scenario.train.attention != "auto" and scenario.train.engine == "torch":
         import torch
 
         from forge.train.attention import pick
 
-        pick(scenario.train.attention, torch.device("cpu"))
+        pick(scenario.train.attention, torch.device(scenario.train.device))
     if scenario.queue.group < 2:
         raise ForgeError(f"queue.group = {scenario.queue.group}: a live run needs 2 or more for a baseline")
     for domain in scenario.domains:

