@@ -119,6 +119,30 @@ def routing(
     show_routing(console, result)
 
 
+@bench.command()
+def gateway(
+    litellm: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PYTHON", help="Python of an environment with litellm[proxy]==1.108.7, which is measured beside."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time the gateway adds to a streamed chunk at half of saturation; 1,000 sessions; beside LiteLLM. Minutes."""
+    need_live()
+    from forge.bench.gateway import run
+
+    console = Console(stderr=as_json)
+    with console.status("starting") as status:
+        result = run(litellm, status.update)
+    if as_json:
+        print_json({"bench": "gateway", "machine": machine(), **result})
+        return
+    console.print(result["protocol"], highlight=False)
+    show_figures(console, result)
+
+
 def show_routing(console: Console, result: Json) -> None:
     console.print(result["protocol"], highlight=False)
     table = Table(box=None, pad_edge=False)
