@@ -63,6 +63,7 @@ class FakeVllm:
             Route(f"/{'inference/v1/' * (name == 'generate')}{name}", endpoint, methods=["POST"])
             for name, endpoint in paths.items()
         ]
+        routes.append(Route("/health", self._health))
         config = uvicorn.Config(
             Starlette(routes=routes), host="127.0.0.1", port=port, log_level="error", lifespan="off", ws="none"
         )
@@ -94,6 +95,9 @@ class FakeVllm:
                 self._streams[delta.id].put_nowait(delta)
             await asyncio.sleep(self.tick_s)
 
+    async def _health(self, _: Request) -> Response:
+        return Response(status_code=503 if "dead" in self.faults else 200)
+
     async def _pause(self, request: Request) -> Response:
         assert request.query_params["mode"] == "keep"
         self.paused = True
@@ -107,6 +111,8 @@ class FakeVllm:
         body = await request.json()
         assert body["method"] == "reload_weights"
         assert self.paused, "weights came while it sampled"
+        if "dead" in self.faults:
+            await asyncio.sleep(3600)  # as a server whose engine is gone: it never answers
         if "reload" in self.faults:
             return JSONResponse({"error": {"message": "out of memory"}}, status_code=500)
         folder = Path(body["kwargs"]["weights_path"])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from forge.rollout.engine import Delta, Engine, EngineDied, EngineError, EngineRequest, Sampling
+from forge.rollout.vllm import client
 from forge.rollout.vllm.engine import VllmEngine
 from forge.types import ForgeError
 
@@ -241,6 +242,24 @@ def test_a_server_that_may_hold_half_of_the_weights_is_given_up(
     with pytest.raises(EngineDied, match="out of memory"):
         engine.load(model(tmp_path / "good"), 5)
     assert not server.lives
+
+
+def test_a_load_that_its_engine_dies_under_is_not_waited_for(
+    engine: VllmEngine, server: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "HEALTH_S", 0.05)
+    server.faults.add("dead")
+    with pytest.raises(EngineDied, match="503"):
+        engine.load(model(tmp_path / "good"), 5)
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_stays(engine: VllmEngine, tmp_path: Path) -> None:
+    engine.load(model(tmp_path / "step-1"), 1)
+    (tmp_path / "step-1" / "model.safetensors").unlink()
+    assert (tmp_path / "weights" / "step-1" / "model.safetensors").stat().st_size > 0
+    with pytest.raises(EngineError):
+        engine.load(tmp_path / "step-1", 2)
+    assert engine.version == 1
 
 
 def test_a_server_that_dies_is_no_users_error(engine: VllmEngine, server: FakeVllm) -> None:

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 
@@ -17,8 +16,10 @@ from forge.rollout.engine import EngineRequest
 from forge.types import Json
 
 GENERATE = "/inference/v1/generate"
-#: of a control call; new weights of a large model are read from a shared file system meanwhile
-CONTROL_TIMEOUT_S = 600.0
+#: While a control call takes long (weights of a large model from a shared file system), the server's health is asked so
+#: often: a call that its engine died under is never answered.
+HEALTH_S = 2.0
+HEALTH_TIMEOUT_S = 30.0
 
 
 class Span(NamedTuple):
@@ -65,7 +66,6 @@ class Client:
         # A connection is used once: a server that closes an idle one just as it is used again would look dead.
         once = httpx.Limits(max_keepalive_connections=0)
         self._http = httpx.AsyncClient(base_url=url, timeout=None, limits=once)
-        self._control = httpx.Client(base_url=url, timeout=CONTROL_TIMEOUT_S, limits=once)
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-streams", daemon=True)
         self._thread.start()
 
@@ -86,24 +86,26 @@ class Client:
                 got.append(self._news.get_nowait())
         return got
 
-    def post(self, path: str, body: Json | None = None) -> Any:
-        """A control call's answer. Raises httpx.HTTPError."""
-        answer = self._control.post(path, json=body)
-        if answer.is_error:
-            raise httpx.HTTPStatusError(f"{path}: {reason(answer.text)}", request=answer.request, response=answer)
-        return answer.json() if answer.content else None
+    def post(self, path: str, body: Json | None = None) -> None:
+        """A control call, until it is done. Raises httpx.HTTPError."""
+        asyncio.run_coroutine_threadsafe(self._post(path, body), self._loop).result()
 
     def close(self) -> None:
-        self._in_loop(self._close)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self._control.close()
 
     # --- in the loop ------
 
-    def _in_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        asyncio.run_coroutine_threadsafe(work(), self._loop).result()
+    async def _post(self, path: str, body: Json | None) -> None:
+        call = asyncio.ensure_future(self._http.post(path, json=body))
+        try:
+            while not (await asyncio.wait({call}, timeout=HEALTH_S))[0]:
+                checked(await self._http.get("/health", timeout=HEALTH_TIMEOUT_S))
+            checked(await call)
+        finally:
+            call.cancel()
 
     async def _close(self) -> None:
         for task in self._tasks.values():
@@ -150,6 +152,13 @@ class Client:
         if last is None:
             raise ValueError("the stream ended before the completion")
         self._news.put(_chunk(key, last, cached))
+
+
+def checked(answer: httpx.Response) -> None:
+    """Raises httpx.HTTPStatusError, which says why, for an error."""
+    if answer.is_error:
+        why = f"{answer.url.path}: {answer.status_code} {reason(answer.text)}"
+        raise httpx.HTTPStatusError(why, request=answer.request, response=answer)
 
 
 def _chunk(key: str, choice: Json, cached: int = 0) -> Chunk:

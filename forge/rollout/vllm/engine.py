@@ -126,11 +126,9 @@ class VllmEngine:
 
     def load(self, weights: Path | None, version: int, *, recompute: bool = False) -> None:
         """In flight the server pauses, takes the weights, and goes on with the KV it has."""
-        if weights is not None:
-            check_same(self._tensors, weights)
+        folder = None if weights is None else self._checked(Path(weights))
         self._control("pause?mode=keep")
-        if weights is not None:
-            folder = served_folder(Path(weights), self._scratch)
+        if folder is not None:
             self._control("collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         self._control("update_weight_version", {"new_version": str(version)})
         self.version = version
@@ -144,6 +142,12 @@ class VllmEngine:
         for job in self._running.values():
             if recompute or not job.crossed:
                 self._open(job)
+
+    def _checked(self, weights: Path) -> Path:
+        """The folder that the server is to read. Raises EngineError where it is not the served model's."""
+        folder = served_folder(weights, self._scratch)
+        check_same(self._tensors, folder)
+        return folder
 
     def _control(self, path: str, body: dict[str, object] | None = None) -> None:
         """A server that fails at it may hold half of the weights, or stay paused: it is given up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -29,8 +30,10 @@ OTHERS = ("optimizer.safetensors",)
 class Server:
     """A server of vLLM as a child of this process. Ends with it, however it ends."""
 
-    def __init__(self, launch: Launch, log: Path) -> None:
+    def __init__(self, launch: Launch, model: Path, log: Path) -> None:
+        """`model`: the folder that it serves."""
         self.url = launch.url
+        self.model = model
         self.log = log
         with log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -106,9 +109,8 @@ def start(scenario: Scenario, instance: int, model: Path, scratch: Path) -> Serv
     scratch.mkdir(parents=True, exist_ok=True)
     write_plugin(scratch / "plugin")
     port = scenario.engine.vllm.port + instance if scenario.engine.vllm.port else free_port()
-    return Server(
-        launch(scenario, instance, served_folder(model, scratch), port, scratch.absolute()), scratch / "vllm.log"
-    )
+    served = served_folder(model, scratch)
+    return Server(launch(scenario, instance, served, port, scratch.absolute()), served, scratch / "vllm.log")
 
 
 def free_port() -> int:
@@ -118,15 +120,30 @@ def free_port() -> int:
 
 
 def served_folder(model: Path, scratch: Path) -> Path:
-    """A folder with what vLLM needs of model folder `model`, as links: it would take every safetensors file there for
-    weights, the optimiser's too. Older ones go."""
+    """A folder with what vLLM needs of model folder `model`: it would take every safetensors file there for weights,
+    the optimiser's too. Older ones go. Hard links, so that a checkpoint which the trainer removes meanwhile stays.
+
+    Raises EngineError where the model is not there, or no longer.
+    """
     folder = scratch.absolute() / "weights" / model.absolute().name
     shutil.rmtree(folder.parent, ignore_errors=True)
     folder.mkdir(parents=True)
-    for path in model.absolute().iterdir():
-        if path.is_file() and path.name not in OTHERS:
-            (folder / path.name).symlink_to(path)
+    try:
+        for path in model.absolute().iterdir():
+            if path.is_file() and path.name not in OTHERS:
+                _link(path.resolve(), folder / path.name)
+    except OSError as error:
+        raise EngineError(f"{model}: {error.strerror}") from None
     return folder
+
+
+def _link(path: Path, name: Path) -> None:
+    try:
+        os.link(path, name)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM):
+            raise
+        name.symlink_to(path)  # a model on another file system, which nobody removes
 
 
 def write_plugin(folder: Path) -> None:
