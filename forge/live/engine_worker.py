@@ -65,7 +65,9 @@ def vllm_engine(scenario: Scenario, model_dir: Path, instance: int, scratch: Pat
 
     server = start(scenario, instance, model_dir, scratch)
     server.wait(scenario.engine.vllm.start_timeout_s)
-    return VllmEngine(server, model_dir, scratch, slots=scenario.engine.slots, max_context=scenario.engine.max_context)
+    return VllmEngine(
+        server, server.model, scratch, slots=scenario.engine.slots, max_context=scenario.engine.max_context
+    )
 
 
 @dataclass
