@@ -37,7 +37,7 @@ PURE = {
     "forge.metrics": 9,
 }
 IMPURE = {"torch", "simpy", "asyncio", "time", "random"}
-LIVE = ("gateway", "pool", "rollout", "train", "agents", "domains", "live", "bench")
+LIVE = ("gateway", "pool", "rollout", "train", "agents", "domains", "sandbox", "live", "bench")
 CLI = "forge.cli"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from forge.domains.base import Domain, Task, opening
+from forge.domains.base import PureDomain, Task, opening
 from forge.domains.tools import run_tool
 from forge.types import ForgeError, Json
 
@@ -138,21 +138,39 @@ def _direct_expert(task: Task, rng: Random, sloppiness: Sloppiness) -> Script:
     return GIVE_UP if rng.random() < sloppiness.direct_give_up else str(task.data["answer"])
 
 
+def _coding_expert(task: Task, rng: Random, sloppiness: Sloppiness) -> Script:  # noqa: ARG001 - it knows no other way
+    path, solution = str(task.data["path"]), str(task.data["solution"])
+    before = yield Call("read_file", {"path": path})
+    if task.data["kind"] == "write":
+        yield Call("edit_file", {"path": path, "old": before, "new": solution})
+    else:
+        yield Call("write_file", {"path": path, "text": solution})
+    if path.endswith(".py"):
+        yield Call("bash", {"command": f"python3 -m doctest {path}"})
+    return "done"
+
+
 EXPERTS: dict[str, Callable[[Task, Random, Sloppiness], Script]] = {
     "calc": _calc_expert,
     "chain": _chain_expert,
+    "coding": _coding_expert,
     "gcd": _direct_expert,
     "products": _products_expert,
     "shop": _shop_expert,
 }
 
 
-def demonstrate(domain: Domain, task: Task, rng: Random, sloppiness: Sloppiness) -> list[Json]:
-    """A whole conversation in OpenAI shape, with real tool results; the last message is the final answer."""
+def script_of(task: Task, rng: Random, sloppiness: Sloppiness) -> Script:
+    """What the domain's expert does. Raises ForgeError where the domain has none."""
     if task.domain not in EXPERTS:
         raise ForgeError(f"domain {task.domain!r} has no expert; those with one: {', '.join(sorted(EXPERTS))}")
+    return EXPERTS[task.domain](task, rng, sloppiness)
+
+
+def demonstrate(domain: PureDomain, task: Task, rng: Random, sloppiness: Sloppiness) -> list[Json]:
+    """A whole conversation in OpenAI shape, with real tool results; the last message is the final answer."""
     messages = opening(task)
-    script = EXPERTS[task.domain](task, rng, sloppiness)
+    script = script_of(task, rng, sloppiness)
     try:
         call = next(script)
         while True:

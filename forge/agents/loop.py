@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import Any
 
 import openai
 
-from forge.domains.base import Domain, Task, opening
-from forge.domains.tools import run_tool
+from forge.domains.base import Domain, Environment, Task, opening
+from forge.domains.tools import use_tool
 from forge.sections import ToolWait
-from forge.types import DeathReason, Outcome
+from forge.types import DeathReason, ForgeError, Outcome
 
 
 class ToolClock:
@@ -47,9 +46,13 @@ async def run_episode(
     """Play one task to its end and score it. Never raises but for cancellation: a failure is a dead outcome."""
     counts = Counts()
     try:
-        answer = await converse(client, model, domain, task, clock, counts)
-        reward, reason, detail = domain.score(task, answer), None, ""
-    except openai.OpenAIError as error:
+        environment = await domain.begin(task)
+        try:
+            answer = await converse(client, model, domain, task, environment, clock, counts)
+            reward, reason, detail = await environment.score(answer), None, ""
+        finally:
+            await environment.close()
+    except (openai.OpenAIError, ForgeError) as error:
         reward, reason, detail = None, DeathReason.ENVIRONMENT, f"{type(error).__name__}: {error}"[:200]
     except Exception as error:
         reward, reason, detail = None, DeathReason.AGENT_CRASH, f"{type(error).__name__}: {error}"[:200]
@@ -66,7 +69,13 @@ async def run_episode(
 
 
 async def converse(
-    client: openai.AsyncOpenAI, model: str, domain: Domain, task: Task, clock: ToolClock, counts: Counts
+    client: openai.AsyncOpenAI,
+    model: str,
+    domain: Domain,
+    task: Task,
+    environment: Environment,
+    clock: ToolClock,
+    counts: Counts,
 ) -> str:
     """The final answer: the first assistant message without tool calls, or "" when the turns run out."""
     messages: list[Any] = opening(task)
@@ -83,8 +92,8 @@ async def converse(
             assert call.type == "function"
             counts.tool_calls += 1
             await clock.sleep()
-            result, failed = use_tool(domain, task, call.function.name, call.function.arguments)
-            counts.tool_errors += failed
+            result, worked = await use_tool(environment, call.function.name, call.function.arguments)
+            counts.tool_errors += not worked
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
@@ -96,15 +105,3 @@ async def ask(client: openai.AsyncOpenAI, **request: Any) -> Any:
             return await client.chat.completions.create(**request)
         except openai.RateLimitError as refused:
             await asyncio.sleep(float(refused.response.headers.get("retry-after", 1.0)))
-
-
-def use_tool(domain: Domain, task: Task, name: str, arguments: str) -> tuple[str, bool]:
-    """(what the model reads back, whether the call failed)."""
-    try:
-        parsed = json.loads(arguments)
-    except ValueError:
-        return "error: arguments are not JSON", True
-    if not isinstance(parsed, dict):
-        return "error: arguments are not an object", True
-    result, worked = run_tool(domain, task, name, parsed)
-    return result, not worked

@@ -31,6 +31,23 @@ class ToolError(Exception):
     """The model's call was malformed or failed; the message goes back to the model as the tool's result."""
 
 
+class Environment(Protocol):
+    """One task under way: what a tool changes stays changed for the next call, until it is closed."""
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Really run a tool. Raises ToolError for anything the model did wrong; anything else is the environment's own
+        failure, which ends the trajectory."""
+        ...
+
+    async def score(self, answer: str) -> float:
+        """Outcome reward in [0, 1] of the final answer and of what was done; any string is allowed."""
+        ...
+
+    async def close(self) -> None:
+        """Also after a cancelled call."""
+        ...
+
+
 class Domain(Protocol):
     """A family of tasks. Pure given (split, seed, index): the same arguments give the same task, in any process.
 
@@ -49,6 +66,18 @@ class Domain(Protocol):
         """OpenAI tool schemas, [] for none."""
         ...
 
+    async def begin(self, task: Task) -> Environment:
+        """An environment of its own for one trajectory. Raises ForgeError where there can be none."""
+        ...
+
+    def warm_up(self) -> None:
+        """Pay now for what a first task costs; raises ForgeError where something is missing that tasks need."""
+        ...
+
+
+class PureDomain(Domain, Protocol):
+    """A domain whose tools answer at once and change nothing. Its classes inherit from it."""
+
     def call(self, task: Task, name: str, arguments: Mapping[str, Any]) -> str:
         """Really run a tool. Raises ToolError for anything the model did wrong, never anything else."""
         ...
@@ -56,6 +85,29 @@ class Domain(Protocol):
     def score(self, task: Task, answer: str) -> float:
         """Outcome reward in [0, 1] of the final answer; any string is allowed."""
         ...
+
+    async def begin(self, task: Task) -> Environment:
+        return _Unchanging(self, task)
+
+    def warm_up(self) -> None:
+        self.score(self.task("train", 0, 0), "")
+
+
+class _Unchanging:
+    """The environment of a task of a pure domain."""
+
+    def __init__(self, domain: PureDomain, task: Task) -> None:
+        self._domain = domain
+        self._task = task
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return self._domain.call(self._task, name, arguments)
+
+    async def score(self, answer: str) -> float:
+        return self._domain.score(self._task, answer)
+
+    async def close(self) -> None:
+        pass
 
 
 def opening(task: Task) -> list[Json]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from forge.domains.base import Split, Task
+from forge.domains.base import PureDomain, Split, Task
 from forge.domains.splits import Draft, draw_task
 from forge.domains.tools import CALC_TOOL, calculate, evaluate, unknown_tool
 
@@ -23,7 +23,7 @@ def _draft(rng: Random) -> Draft:
     return Draft(problem=expression, prompt=f"Compute {expression}", difficulty=float(count), data=data)
 
 
-class Calc:
+class Calc(PureDomain):
     """`difficulty` is the number of operands, 2 to 4."""
 
     name = "calc"

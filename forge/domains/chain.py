@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from forge.domains.base import Split, Task
+from forge.domains.base import PureDomain, Split, Task
 from forge.domains.shop import ITEMS
 from forge.domains.splits import Draft, draw_task
 from forge.domains.tools import LOOKUP_TOOL, look_up, unknown_tool
@@ -27,7 +27,7 @@ def _draft(rng: Random) -> Draft:
     return Draft(problem=path[0], prompt=prompt, difficulty=float(links), data=data)
 
 
-class Chain:
+class Chain(PureDomain):
     """`difficulty` is the number of links, 1 to 7; a perfect run takes that many lookups and one answer."""
 
     name = "chain"

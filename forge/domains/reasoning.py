@@ -11,7 +11,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from forge.domains.base import Split, Task
+from forge.domains.base import PureDomain, Split, Task
 from forge.domains.splits import Draft, draw_task
 from forge.domains.tools import CALC_TOOL, calculate, unknown_tool
 
@@ -26,7 +26,7 @@ def _dataset(family: str, options: tuple[tuple[str, int], ...]) -> Any:
     return reasoning_gym.create_dataset(family, seed=0, size=_ITEMS, **dict(options))
 
 
-class ReasoningGym:
+class ReasoningGym(PureDomain):
     """One family. `problem` names the numbers of an item in any order, so 12, 18 and 18, 12 share a split."""
 
     max_turns = 3

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
 
-from forge.domains.base import Split, Task
+from forge.domains.base import PureDomain, Split, Task
 from forge.domains.splits import Draft, draw_task
 from forge.domains.tools import CALC_TOOL, LOOKUP_TOOL, calculate, look_up, unknown_tool
 
@@ -27,7 +27,7 @@ def _draft(rng: Random) -> Draft:
     return Draft(problem=basket, prompt=f"Price of {basket}", difficulty=float(len(items)), data=data)
 
 
-class Shop:
+class Shop(PureDomain):
     """`difficulty` is the number of items, 1 to 3; a perfect run takes that many lookups, one calc, one answer."""
 
     name = "shop"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import operator
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from forge.domains.base import Domain, Task, ToolError
+from forge.domains.base import Environment, PureDomain, Task, ToolError
 
 _MAX_EXPRESSION = 64
 _MAX_VALUE = 10**15
@@ -16,12 +17,12 @@ _EXPRESSION = re.compile(r"[0-9+\-*() ]+")
 _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
-def function_schema(name: str, description: str, argument: str) -> dict[str, Any]:
-    """An OpenAI tool schema for a function of one string argument."""
+def function_schema(name: str, description: str, *arguments: str) -> dict[str, Any]:
+    """An OpenAI tool schema for a function of string arguments, all required."""
     parameters = {
         "type": "object",
-        "properties": {argument: {"type": "string"}},
-        "required": [argument],
+        "properties": {argument: {"type": "string"} for argument in arguments},
+        "required": list(arguments),
         "additionalProperties": False,
     }
     return {
@@ -34,14 +35,15 @@ CALC_TOOL = function_schema("calc", "Evaluate an integer expression with + - * a
 LOOKUP_TOOL = function_schema("lookup", "Return the value stored under a key.", "key")
 
 
-def string_argument(arguments: Mapping[str, Any], name: str) -> str:
-    """The one string argument `name`; anything missing, extra or of another type is the model's error."""
-    if set(arguments) != {name}:
-        raise ToolError(f"expected the argument {name}")
-    value = arguments[name]
-    if not isinstance(value, str):
-        raise ToolError(f"{name} is not a string")
-    return value
+def string_arguments(arguments: Mapping[str, Any], *names: str) -> list[str]:
+    """The string arguments `names`; anything missing, extra or of another type is the model's error."""
+    if set(arguments) != set(names):
+        expected = ", ".join(names) or "none"
+        raise ToolError(f"expected the argument{'s' * (len(names) != 1)} {expected}")
+    for name in names:
+        if not isinstance(arguments[name], str):
+            raise ToolError(f"{name} is not a string")
+    return [arguments[name] for name in names]
 
 
 def evaluate(expression: str) -> int:
@@ -75,12 +77,13 @@ def _bounded(value: int) -> int:
 
 def calculate(arguments: Mapping[str, Any]) -> str:
     """The `calc` tool."""
-    return str(evaluate(string_argument(arguments, "expression")))
+    (expression,) = string_arguments(arguments, "expression")
+    return str(evaluate(expression))
 
 
 def look_up(table: Mapping[str, str], arguments: Mapping[str, Any]) -> str:
     """The `lookup` tool over `table`."""
-    key = string_argument(arguments, "key")
+    (key,) = string_arguments(arguments, "key")
     if key not in table:
         raise ToolError("no such key")
     return table[key]
@@ -91,9 +94,32 @@ def unknown_tool(name: str) -> ToolError:
     return ToolError("no such tool") if name else ToolError("the call names no tool")
 
 
-def run_tool(domain: Domain, task: Task, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+def run_tool(domain: PureDomain, task: Task, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
     """(what the model is told, whether the call worked). The text of a failure is what experts showed the model."""
     try:
         return domain.call(task, name, arguments), True
     except ToolError as error:
-        return f"error: {error}", False
+        return failed(error), False
+
+
+async def use_tool(environment: Environment, name: str, arguments: str) -> tuple[str, bool]:
+    """The same of a call as a model writes it, arguments in JSON, in an environment."""
+    try:
+        return await environment.call(name, parsed(arguments)), True
+    except ToolError as error:
+        return failed(error), False
+
+
+def parsed(arguments: str) -> dict[str, Any]:
+    """The arguments of a call. Raises ToolError."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        raise ToolError("arguments are not JSON") from None
+    if not isinstance(found, dict):
+        raise ToolError("arguments are not an object")
+    return found
+
+
+def failed(error: ToolError) -> str:
+    return f"error: {error}"

@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from forge.agents.experts import GIVE_UP, PERFECT, SLOPPY, Sloppiness, demonstrate
-from forge.domains.registry import DOMAINS, get_domain
+from forge.domains.registry import PURE
 from forge.domains.shop import ITEMS
 from forge.domains.tokenizer import ASSISTANT, CONTEXT, END, build_tokenizer, words_of
 
@@ -72,7 +72,7 @@ STAGES = (
 def tokenizer() -> PreTrainedTokenizerFast:
     """The vocabulary: the words of 50 train prompts a domain, of the shop, of the tools and of their errors."""
     spoken = ["calc", "expression", "lookup", "key", GIVE_UP, "error: no such key", "error: bad expression"]
-    prompts = [get_domain(name).task("train", 0, index).prompt for name in DOMAINS for index in range(50)]
+    prompts = [PURE[name]().task("train", 0, index).prompt for name in PURE for index in range(50)]
     # Items stand alone here, so that each is a word without a leading space.
     return build_tokenizer(words_of([*prompts, *ITEMS, *spoken]))
 
@@ -108,7 +108,7 @@ def drill(rng: Random) -> list[dict[str, object]]:
 def demonstrations(stage: Stage, seed: int) -> Iterator[list[dict[str, object]]]:
     """Conversations of train tasks without end; no task index comes twice within a domain."""
     rng = Random(seed)
-    domains = {name: get_domain(name) for name in stage.mix if name != DRILL}
+    domains = {name: PURE[name]() for name in stage.mix if name != DRILL}
     used = dict.fromkeys(domains, 0)
     while True:
         (name,) = rng.choices(list(stage.mix), list(stage.mix.values()))
