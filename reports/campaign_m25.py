@@ -5,8 +5,9 @@
     .venv/bin/python reports/campaign_m25.py --pages-only
 
 Every variant runs the first items of `scenarios/campaign_m25.toml` and is judged on the time after the first quarter of
-an hour, while items are still submitted: beside the scenario as it is, not by itself. `--day` runs all 125,000 items of the scenario as it is, an hour. Writes
-reports/campaign_m25/: results.json (or day.json) and results.md, variants.png. Twenty minutes on two cores, compiled.
+an hour, while items are still submitted: beside the scenario as it is, not by itself. `--day` runs all 125,000 items of
+the scenario as it is, an hour. Writes reports/campaign_m25/: results.json (or day.json) and results.md, variants.png.
+Twenty minutes on two cores, compiled.
 """
 
 from __future__ import annotations
