@@ -49,6 +49,7 @@ FILES = {
     "sensitivity.png": "throughput, lag, idle time and non-stationarity of those candidates against the window",
     "probe/": "the short live run that calibration measured: a run folder of its own",
     "pool.sqlite": "the data pool of a live run: items and trajectories; `--resume` goes on from it",
+    "engine-0/": "of a live run with vLLM: its server's log, and links to the weights it reads; one for each instance",
     "checkpoints/": "model, optimiser and pool position of a live run; newest last",
 }
 
