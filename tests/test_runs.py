@@ -41,7 +41,7 @@ def test_state_a_policy_gathered_while_it_ran_stays_out_of_the_files(tmp_path: P
     given = scenario(policy={"router": {"kind": "round_robin"}})
     given.policy.router._calls = 7  # type: ignore[union-attr]
     folder = RunFolder.create(tmp_path, given)
-    assert "_calls" not in (folder.path / "scenario.resolved.json").read_text()
+    assert '"_calls"' not in (folder.path / "scenario.resolved.json").read_text()
     assert folder.scenario().policy.router._calls == 0  # type: ignore[union-attr]
 
 

@@ -82,7 +82,9 @@ class EngineDied(RuntimeError):  # noqa: N818 - what happened
 class Engine(Protocol):
     """A steppable engine. Not thread-safe: one owner calls it. Time passes only inside `step`.
 
-    Contract (tests/contract/test_engine.py runs it against every implementation):
+    Contract (tests/contract/test_engine.py runs it against every implementation of this process; an engine whose server
+    is another process returns from `step` what came since the last one, several tokens a request at times, and
+    raises EngineDied once that process is gone):
     - `add` queues a request or raises EngineError and changes nothing; a duplicate id in flight is an EngineError.
     - `step` advances every running request by at most one decode iteration, admits queued ones while slots are
       free, first come first served, and returns deltas. With nothing to do it returns [].
