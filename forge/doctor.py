@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from forge import compiled, runs
 from forge.models import MODELS, shipped
 from forge.rollout.vllm import install as vllm
-from forge.types import Json
+from forge.types import ForgeError, Json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,8 @@ def checks() -> list[Check]:
         _vllm(),
         _packages("DeepSpeed training", ("deepspeed",), "pip install 'forge-rl[deepspeed]'"),
         _merged_attention(),
+        _sandbox(),
+        _packages("the sandbox's tools over MCP", ("mcp",), "pip install 'forge-rl[agents]'"),
         Check(
             what="compiled simulator",
             ok=compiled.in_use(),
@@ -112,6 +115,17 @@ def _merged_attention() -> Check:
     device = torch.device("cuda" if gpu_name() else "cpu")
     others = [f"not {name}: {why}" for name in BACKENDS if (why := unavailable(name, device))]
     return Check(what=what, ok=True, found="; ".join([f"{automatic(device)} (auto)", *others]))
+
+
+def _sandbox() -> Check:
+    """Which limits agents' commands are kept to here, and which not."""
+    from forge.sandbox.bubblewrap import probe
+
+    what = "sandbox for agents' commands"
+    try:
+        return Check(what=what, ok=True, found=asyncio.run(probe()))
+    except ForgeError as error:
+        return Check(what=what, ok=False, found="none", fix=str(error))
 
 
 def gpu_name() -> str | None:

@@ -143,6 +143,29 @@ def gateway(
     show_figures(console, result)
 
 
+@bench.command()
+def sandbox(
+    sandboxes: Annotated[int, typer.Option(min=1, help="How many are started and ended.")] = 200,
+    as_json: AsJson = False,
+) -> None:
+    """Agents' sandboxes: start-up, what ends leave behind, and every escape of the battery tried. A minute."""
+    from forge.bench.sandbox import run
+
+    console = Console(stderr=as_json)
+    with console.status("starting") as status:
+        result = run(sandboxes, status.update)
+    if as_json:
+        print_json({"bench": "sandbox", "machine": machine(), **result})
+        return
+    console.print(result["protocol"], highlight=False)
+    for row in result["rows"]:
+        how = ", ".join(row["met"]) or row["said"]
+        console.print(f"{row['name']:<24} {'contained' if row['contained'] else 'ESCAPED':<10} {how}", highlight=False)
+    for what in result["not_limited"]:
+        console.print(f"not limited on this machine: {what}", highlight=False)
+    show_figures(console, result)
+
+
 def show_routing(console: Console, result: Json) -> None:
     console.print(result["protocol"], highlight=False)
     table = Table(box=None, pad_edge=False)
