@@ -39,7 +39,7 @@ USERS = {
 def main() -> int:
     """Exit code 0, 2 for user errors (one clear line each), 1 for our own."""
     try:
-        from forge.cli import bench, calibrate, dashboard, engine, export, live, quickstart, show, simulate, tune  # noqa: F401 - each registers its commands
+        from forge.cli import bench, calibrate, dashboard, engine, export, live, quickstart, sandbox, show, simulate, tune  # noqa: F401 - each registers its commands
 
         app()
     except KeyboardInterrupt:  # while modules were imported; later typer says so itself

@@ -76,6 +76,22 @@ def test_refused_requests_are_asked_again_and_nothing_dies_of_it(tmp_path: Path)
     assert replay(folder).is_same
 
 
+def test_who_overdraws_its_budget_dies_of_it_and_conversations_are_told(tmp_path: Path) -> None:
+    """One call is enough for those that need no tool."""
+    limits = ("eval.tasks=0", "live.trajectory_calls=1", "live.request_log=true")
+    done = subprocess.run(command(tmp_path, "stop={items=8}", *limits), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    folder = RunFolder.open((tmp_path / "latest").resolve())
+    summary = folder.read("summary.json") or {}
+    reasons = Counter(e.reason for e in folder.events() if isinstance(e, ev.MemberDone))
+    assert reasons["budget"] > 0
+    assert reasons["environment"] == 0
+    rows = [json.loads(line) for line in (folder.path / "requests.jsonl").read_text().splitlines()]
+    assert Counter(row["code"] for row in rows)["budget_spent"] == reasons["budget"]
+    assert summary["forks"]["root"] == sum(row["status"] == 200 for row in rows)
+    assert replay(folder).is_same
+
+
 def test_both_worlds_have_the_same_keys(folder: RunFolder) -> None:
     scenario = folder.scenario()
     simulated = summarise(simulate(scenario).events, scenario)
