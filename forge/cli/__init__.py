@@ -39,7 +39,20 @@ USERS = {
 def main() -> int:
     """Exit code 0, 2 for user errors (one clear line each), 1 for our own."""
     try:
-        from forge.cli import bench, calibrate, dashboard, engine, export, live, quickstart, sandbox, show, simulate, tune  # noqa: F401 - each registers its commands
+        from forge.cli import (  # noqa: F401 - each registers its commands
+            bench,
+            calibrate,
+            dashboard,
+            engine,
+            export,
+            formats,
+            live,
+            quickstart,
+            sandbox,
+            show,
+            simulate,
+            tune,
+        )
 
         app()
     except KeyboardInterrupt:  # while modules were imported; later typer says so itself

@@ -209,7 +209,7 @@ class Fence(JsonFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonList(JsonFamily):
-    """All calls of a turn as one list behind or between marks: Nemotron, Jamba, Granite, Phi-4, Command A, ..."""
+    """All calls of a turn as one list behind or between marks: Nemotron, Jamba, Granite, Phi-4, Command A."""
 
     family: ClassVar[str] = "list"
     marks: Literal[

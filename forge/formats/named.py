@@ -23,13 +23,14 @@ _NUMBER = re.compile(r"\w*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """`before` the name, `between` it and the arguments, `after` them; a `{}` in `between` is the call's number.
-    `section` holds all calls of a turn; two empty strings: every call is a block of its own. `gap` is written between
-    its calls. With `brackets` a block ends where the first of them closes, not with `after`. White space beside marks
-    does not count when reading."""
+    """`before` the name, there `scope`; `between` it and the arguments; `after` them. A `{}` in `between` is the call's
+    number. `section` holds all calls of a turn; two empty strings: every call is a block of its own. `gap` is written
+    between its calls. With `brackets` a block ends where the first of them closes, not with `after`. White space beside
+    marks does not count when reading."""
 
     section: tuple[str, str] = ("", "")
     before: str
+    scope: str = ""
     between: str
     after: str = ""
     gap: str = ""
@@ -61,7 +62,7 @@ class NamedFamily(Family):
 
     def _frame(self, marks: Marks) -> Frame:
         close = marks.section[1] or marks.after
-        lines = marks.between.count("\n")
+        lines = 2 * marks.between.count("\n")  # so many more do models write
         bracketed = marks.brackets or not close
         return Frame(
             # a quote is the scanner's, as the one behind the name is
@@ -75,7 +76,9 @@ class NamedFamily(Family):
     def _written(self, call: ToolCall, number: int) -> str:
         marks = self.marks
         name = plain_name(call.name, "tool", self.id)
-        return f"{marks.before}{name}{marks.between.replace('{}', str(number))}{call.arguments}{marks.after}"
+        return (
+            f"{marks.before}{marks.scope}{name}{marks.between.replace('{}', str(number))}{call.arguments}{marks.after}"
+        )
 
     def _read(self, block: str) -> list[ToolCall]:
         marks = self.marks
@@ -93,12 +96,13 @@ class NamedFamily(Family):
 
     def _begins_call(self, block: str) -> bool:
         name = NAME.match(block, len(self.marks.before))
-        return bool(name and re.compile(rf"\s*{re.escape(self.marks.between.strip())}\s*{{").match(block, name.end()))
+        goes_on = re.compile(rf"\s*{re.escape(self.marks.between.strip())}\s*{{\s*[\"}}]")
+        return bool(name and goes_on.match(block, name.end()))
 
     def _call(self, block: str, at: int) -> tuple[ToolCall, int]:
         """The call that begins there, and where it ends."""
         marks = self.marks
-        at = _expect(block, at, marks.before)
+        at = _expect(block, _expect(block, at, marks.before), marks.scope)
         name = NAME.match(block, at)
         if not name:
             raise MalformedError("no name")
@@ -173,7 +177,8 @@ class Kimi(NamedFamily):
         number = {"colon": ":{}", "hash": "#{}", "none": ""}[self.number]
         return Marks(
             section=(f"<|{self.section}_begin|>", f"<|{self.section}_end|>"),
-            before="<|tool_call_begin|>" + ("" if self.scope == "none" else self.scope),
+            before="<|tool_call_begin|>",
+            scope="" if self.scope == "none" else self.scope,
             between=f"{number}<|tool_call_argument_begin|>",
             after="<|tool_call_end|>",
             gap="\n" if self.gap else "",
@@ -222,10 +227,10 @@ class Harmony(NamedFamily):
         scope = "" if self.scope == "none" else self.scope
         kind = {"constrain": " <|constrain|>json", "json": " json", "none": ""}[self.kind]
         if self.order == "channel":
-            before, between = f"<|channel|>{self.channel} to={scope}", f"{kind}<|message|>"
+            before, between = f"<|channel|>{self.channel} to=", f"{kind}<|message|>"
         else:
-            before, between = f"<|start|>assistant to={scope}", f"<|channel|>{self.channel}{kind}<|message|>"
-        return Marks(before=before, between=between, after="<|call|>", separator="", may_end=True)
+            before, between = "<|start|>assistant to=", f"<|channel|>{self.channel}{kind}<|message|>"
+        return Marks(before=before, scope=scope, between=between, after="<|call|>", separator="", may_end=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ _WRAPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Python(Family):
-    """`wrap`: what the calls stand in; `scope`: what they are attributes of."""
+    """Calls of functions with named literals, in a list, a fence or tags. `scope`: what they are attributes of."""
 
     family: ClassVar[str] = "python"
     exact: ClassVar[bool] = False

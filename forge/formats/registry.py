@@ -52,7 +52,7 @@ PUBLISHED = {
     "granite": "list:marks=granite",
     "phi4-mini": "list:marks=phi",
     "command-a": "list:keys=tool_name/parameters,marks=command",
-    "mistral": "mistral:gap=yes",
+    "mistral-v3": "mistral:gap=yes",
     "mistral-args": "mistral_args",
     "deepseek-v3": "deepseek:version=v3",
     "deepseek-v3.1": "deepseek",
@@ -86,7 +86,8 @@ def get(name: str) -> ToolFormat:
     family = next((one for one in FAMILIES if one.family == told.partition(":")[0]), None)
     found = _variants(family).get(told) if family else None
     if found is None:
-        near = difflib.get_close_matches(name, [*PUBLISHED, *(f.family for f in FAMILIES), *formats()], n=3, cutoff=0.5)
+        known = dict.fromkeys([*PUBLISHED, *(one.family for one in FAMILIES), *formats()])
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
         hint = f"near: {', '.join(near)}; " if near else ""
         raise ForgeError(f"tool format {name!r}: there is none; {hint}`forge formats` lists them")
     return found
