@@ -105,7 +105,12 @@ def run(litellm: Path | None, tell: Told) -> Json:
         tell(f"{SESSIONS} sessions at once")
         rss = [_sessions(bench, ours, saturation / 2, gateway_pid) for _ in range(4)]
         ours_errors = len(bench.errors)
-        theirs = _litellm(bench, litellm, direct, ours, stack, tell) if litellm else {"litellm_null": "no --litellm"}
+        theirs: Json = {"why": f"none was given: --litellm PYTHON of an environment with {LITELLM}"}
+        if litellm is not None:
+            try:
+                theirs = _litellm(bench, litellm, direct, ours, stack, tell)
+            except ForgeError as error:
+                theirs = {"why": str(error)}
         samples = bench.errors[:3]
     return _result(saturation, cost_us, seen, rss, ours_errors, samples, theirs)
 
@@ -144,7 +149,8 @@ def _proxy(python: Path, stub: int) -> Iterator[tuple[int, int]]:
         config.write_text(
             "model_list:\n  - model_name: stub\n    litellm_params:\n      model: openai/stub\n"
             f"      api_base: http://127.0.0.1:{stub}/v1\n      api_key: none\n"
-            "litellm_settings:\n  telemetry: false\n",
+            "litellm_settings:\n  telemetry: false\n"
+            "general_settings:\n  dangerously_permit_weak_or_unset_master_key: true\n",
             encoding="utf-8",
         )
         env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "NO_DOCS": "True"}
@@ -214,8 +220,7 @@ def _result(
             "added_at_litellm_rate_p50_ms": own["p50"],
         }
     else:
-        why = f"no LiteLLM was given: --litellm PYTHON of an environment with {LITELLM}"
-        reasons = {name: why for name, value in figures.items() if value is None}
+        reasons = {name: theirs["why"] for name, value in figures.items() if value is None}
     return {
         "figures": figures,
         "reasons": reasons,
