@@ -99,9 +99,9 @@ class Fleet:
             instance.child.send("load", weights, version, mode)
 
     @property
-    def newest(self) -> int:
-        """The newest version it was asked to serve; a restarted engine begins with it."""
-        return self._newest[1]
+    def oldest(self) -> int:
+        """The lowest version that an engine may still read: the one it serves, or starts with; a load is of a later."""
+        return min(instance.version for instance in self._instances)
 
     def versions(self) -> list[int]:
         """Served version of every live instance."""

@@ -88,7 +88,7 @@ class LiveWorld:
         positions = self.control.start_step(now, ending=self.is_ending)
         if positions:
             batch = self.pool.batch(positions)
-            self.trainer.send("step", self.control.views.step + 1, positions, batch, self.fleet.newest)
+            self.trainer.send("step", self.control.views.step + 1, positions, batch, self.fleet.oldest)
         while not self.is_ending and (domain := self.control.dispatch(self.clock())) is not None:
             self._submit(self._domains[domain])
         if self.is_ending and queue.open_items == 0 and self._all_published():

@@ -88,6 +88,29 @@ def test_a_killed_engine_is_replaced_and_serves_the_newest_weights() -> None:
     asyncio.run(run())
 
 
+def test_what_a_starting_engine_reads_is_still_needed() -> None:
+    async def run() -> None:
+        told, model = Told(), resolve("quickstart")
+        fleet = Fleet(scenario(), model, 0, told)
+        try:
+            await fleet.start()
+            assert fleet.oldest == 0
+            fleet.load(model, 4, "in_flight")
+            await wait_for(lambda: len(told.loaded) == 2)
+            assert fleet.oldest == 4
+            os.kill(fleet.pids()[1], signal.SIGKILL)
+            await wait_for(lambda: told.down == [1])
+            fleet.load(model, 6, "in_flight")
+            await wait_for(lambda: (0, 6) in told.loaded)
+            assert fleet.oldest == 4, "the new process begins with it"
+            await wait_for(lambda: told.up == [(1, 6)])
+            assert fleet.oldest == 6
+        finally:
+            fleet.stop()
+
+    asyncio.run(run())
+
+
 def test_an_engine_that_cannot_start_is_a_clear_error() -> None:
     async def run() -> None:
         fleet = Fleet(scenario(instances=1, max_context=1), resolve("quickstart"), 0, Told())
