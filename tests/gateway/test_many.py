@@ -115,7 +115,7 @@ async def test_fuzzed_requests_are_answered_and_none_is_lost(number: int) -> Non
         await at_once(number, one)
     assert statuses[200] > number / 5
     assert statuses[400] > number / 5
-    assert not backend.cancelled
+    # Also one that was ended early, at its first call or a stop string, is a record.
     assert sum(map(len, backend.records.values())) == len(backend.samplings)
     for name, count in answered.items():
         records = backend.records[name]
