@@ -54,7 +54,7 @@ def checks() -> list[Check]:
         ),
         _packages(
             "live training (gateway, embedded engine, CISPO)",
-            ("torch", "transformers", "starlette", "uvicorn", "openai", "reasoning_gym"),
+            ("torch", "transformers", "starlette", "uvicorn", "prometheus_client", "openai", "reasoning_gym"),
             "pip install 'forge-rl[live]'",
         ),
         _packages("convert SmolLM2", ("gguf", "accelerate"), "pip install 'forge-rl[smollm2]'"),

@@ -165,7 +165,9 @@ def need_live() -> None:
     import importlib.util
 
     missing = [
-        m for m in ("torch", "transformers", "starlette", "uvicorn", "openai") if not importlib.util.find_spec(m)
+        m
+        for m in ("torch", "transformers", "starlette", "uvicorn", "prometheus_client", "openai")
+        if not importlib.util.find_spec(m)
     ]
     if missing:
         raise ForgeError(f"this command needs {', '.join(missing)}: pip install 'forge-rl[live]'")
