@@ -19,6 +19,7 @@ from forge.types import ForgeError
 
 REFRESH_S = 3.0
 NOBODY = "none"
+GOING_ON = ("begins", "live")
 
 
 @st.cache_resource(max_entries=12, show_spinner=False)
@@ -54,8 +55,7 @@ def page() -> None:
         second = st.selectbox("Beside it", [NOBODY, *names], format_func=lambda n: labels.get(n, n), key="second")
     by_name = {one.name: one for one in runs}
     picked = [by_name[chosen]] + ([by_name[second]] if second not in (NOBODY, chosen) else [])
-    live = any(one.state == "live" for one in picked)
-    if live:
+    if any(one.state in GOING_ON for one in picked):
         st.fragment(_show, run_every=REFRESH_S)(picked)
     else:
         _show(picked)
@@ -64,7 +64,7 @@ def page() -> None:
 def _show(picked: list[Listed]) -> None:
     """Of one or two runs; again and again while one of them is live."""
     now = [uploads.listed(one.path, runs_root()) for one in picked]
-    if any(a.state == "live" and b.state != "live" for a, b in zip(picked, now, strict=True)):
+    if any(a.state in GOING_ON and b.state not in GOING_ON for a, b in zip(picked, now, strict=True)):
         st.rerun()
     names = [f"run {side}" for side in "AB"] if len(now) > 1 else ["run"]
     for name, one in zip(names, now, strict=False):
@@ -76,13 +76,14 @@ def _show(picked: list[Listed]) -> None:
             run = RunFolder.open(one.path)
             if one.state == "no trace":
                 _figures_only(run)
-            else:
+            elif one.state != "begins":
                 followers[name] = follow(run.trace, run.scenario())
     _pictures(followers, newest=any(one.state == "live" for one in now), began=began)
 
 
 def _headline(name: str, one: Listed) -> None:
     words = {
+        "begins": ":green[● begins]: its engines start, and the starting model is evaluated; this page follows it",
         "live": ":green[● live]: this page follows it",
         "ended": "ended",
         "stopped": "its trace has no end: the run was killed, or has stood still for half a minute",

@@ -21,10 +21,11 @@ from forge.types import ForgeError
 from sim import traces
 from sim.traces.reading import Recorded
 
+LOCKS = Path("/proc/locks")
 LIVE_S = 30.0  # a trace without an end that grew within so many seconds is still being written
 TAIL = 4096  # bytes of a trace in which its last event is looked for
 
-State = Literal["live", "ended", "stopped", "no trace"]
+State = Literal["begins", "live", "ended", "stopped", "no trace"]
 
 
 # --- scenarios ------
@@ -74,7 +75,7 @@ class Listed:
     changed_s: float
 
     def label(self) -> str:
-        marks = {"live": "● live", "ended": "", "stopped": "no end", "no trace": "figures only"}
+        marks = {"begins": "● begins", "live": "● live", "ended": "", "stopped": "no end", "no trace": "figures only"}
         return f"{self.name}   {marks[self.state]}".rstrip()
 
 
@@ -94,14 +95,23 @@ def listed(path: Path, root: Path) -> Listed:
 
 
 def state_of(trace: Path) -> State:
+    works = is_held(trace.parent / "pool.sqlite.lock")
     if not ev.has_events(trace):
-        return "no trace"
+        return "begins" if works else "no trace"
     with trace.open("rb") as file:
         file.seek(max(0, trace.stat().st_size - TAIL))
         last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
     if b'"e":"run_ended"' in last:
         return "ended"
-    return "live" if time.time() - trace.stat().st_mtime < LIVE_S else "stopped"
+    return "live" if works or time.time() - trace.stat().st_mtime < LIVE_S else "stopped"
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process holds it, as far as the system tells (Linux does). Looking takes it from nobody."""
+    if not lock.is_file() or not LOCKS.is_file():
+        return False
+    inode = f":{lock.stat().st_ino}"
+    return any(line.split()[5].endswith(inode) for line in LOCKS.read_text().splitlines() if "->" not in line)
 
 
 # --- uploads on disk ------

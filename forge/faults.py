@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from forge.policies import AnyKv, AnyPlacement, AnyRouter, AnyScheduler, AnySpeculation
+from forge.policies import AnyDispatch, AnyKv, AnyPlacement, AnyRouter, AnyScheduler, AnySpeculation
 from forge.processing import AnyBatcher, AnyProcessor
 
 #: tables that have a `kind` to choose, by their key
@@ -20,6 +20,7 @@ CHOICES = {
         "placement": AnyPlacement,
         "speculation": AnySpeculation,
         "kv": AnyKv,
+        "dispatch": AnyDispatch,
         "process": AnyProcessor,
         "steps": AnyProcessor,
         "batches": AnyBatcher,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from forge.faults import explain
 from forge.policies import Fixed, Parking, Policies
@@ -42,6 +42,18 @@ class Scenario(Section):
     sim: Sim = Sim()
     live: Live = Live()
     tune: dict[str, Any] = Field(default_factory=dict)  # the search space of `forge tune` (sim.space_text), unread here
+
+    @field_validator("policy", mode="before")
+    @classmethod
+    def _of_default_kinds(cls, given: Any) -> Any:
+        """A policy's table without a kind is of the slot's default one."""
+        if not isinstance(given, Mapping):
+            return given
+        kinds = {slot: policy.kind for slot, policy in Policies().slots().items()}
+        return {
+            slot: {"kind": kinds[slot], **table} if slot in kinds and isinstance(table, Mapping) else table
+            for slot, table in given.items()
+        }
 
     @model_validator(mode="after")
     def _consistent(self) -> Scenario:

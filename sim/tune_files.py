@@ -17,8 +17,11 @@ from sim.tune import Tuned, span
 
 FRONT, WEIGHT, CURVES = "pareto.png", "importance.png", "sensitivity.png"
 
+#: how the reason begins of one that the search gave up
+DROPPED = "dropped"
 
-def write(tuned: Tuned, policy: Path, command: str = "") -> list[Path]:
+
+def write(tuned: Tuned, policy: Path, command: str = "", note: str = "") -> list[Path]:
     """`policy` itself, and beside it `tune.json`, `tune.md` and the pictures. The same tuning gives the same bytes."""
     policy.parent.mkdir(parents=True, exist_ok=True)
     table, report = policy.with_name("tune.json"), policy.with_name("tune.md")
@@ -29,7 +32,7 @@ def write(tuned: Tuned, policy: Path, command: str = "") -> list[Path]:
     title = f"{tuned.scenario.name}: {_name(best)} chosen"
     plot(tuned.judged, best, title, pictures[2])
     write_text(table, json.dumps(to_dict(tuned, command), indent=2) + "\n")
-    write_text(report, "\n".join(_lines(tuned, command, weights)) + "\n")
+    write_text(report, "\n".join(_lines(tuned, command, note, weights)) + "\n")
     comment = tuned.why() + (f"\nMade by: {command}" if command else "")
     write_text(policy, policy_toml(tuned.scenario.policy, tables(tuned), comment))
     return [policy, table, report, *pictures]
@@ -107,13 +110,18 @@ def _name(judged: Judged) -> str:
 # --- the report ------
 
 
-def _lines(tuned: Tuned, command: str, weights: dict[str, dict[str, float]]) -> list[str]:
+def _lines(tuned: Tuned, command: str, note: str, weights: dict[str, dict[str, float]]) -> list[str]:
     return [
         f"# Tuning {tuned.scenario.name}",
         "",
         *(f"{line}  " for line in tuned.why().splitlines()),
         "",
         *([f"Made by `{command}`; the same command after a kill goes on where it was.", ""] if command else []),
+        *([note, ""] if note else []),
+        "N: items that may be under way or wait, W: those of them from the oldest on that may be trained on, C: items "
+        "under way at once. Lag bound: the most items that can be trained on between an item's weights and itself. J: "
+        "trained tokens/s times sample efficiency, which is a model with the ranges of the scenario's `[efficiency]`.",
+        "",
         *_held_out(tuned),
         *_front(tuned),
         *_certainty(tuned),
@@ -185,7 +193,13 @@ def _certainty(tuned: Tuned) -> list[str]:
         *(f"- {share:.0%}: {tuned.space.label(one.candidate.point)}" for one, share in tuned.again[:5]),
     ]
     dropped = sum(1 for one in tuned.judged if len(one.runs) < len(tuned.seeds))
-    return [*lines, "", f"{dropped} candidates were dropped before they met all seeds; tune.json says why.", ""]
+    worse = sum(
+        1 for one in tuned.judged if len(one.runs) == len(tuned.seeds) and (one.reason or "").startswith(DROPPED)
+    )
+    text = (
+        f"{dropped} candidates were dropped before they met all seeds, {worse} more for the same reasons once they had"
+    )
+    return [*lines, "", f"{text}; tune.json says why.", ""]
 
 
 def _weights(weights: dict[str, dict[str, float]]) -> list[str]:

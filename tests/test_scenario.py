@@ -86,7 +86,8 @@ PROCESSORS = "one of 'survivors', 'drop_zero_variance', 'max_tokens', 'chain'"
     ("over", "line"),
     [
         ({"policy": {"scheduler": {"kind": "magic"}}}, f"policy.scheduler.kind = 'magic': must be {SCHEDULERS}"),
-        ({"policy": {"scheduler": {"fraction": 1}}}, f"policy.scheduler.kind: missing; give {SCHEDULERS}"),
+        ({"policy": {"scheduler": {"fraction": 2}}}, "policy.scheduler.fraction = 2: must lie in (0, 1]"),
+        ({"policy": {"dispatch": {"refuse_above": -1}}}, "policy.dispatch.refuse_above = -1: must be at least 0"),
         ({"policy": {"scheduler": [1]}}, f"policy.scheduler = [1]: must be a table, whose kind is {SCHEDULERS}"),
         (
             {"policy": {"scheduler": {"kind": "windowed_fifo", "fraction": "x"}}},

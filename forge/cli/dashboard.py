@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+import forge
 from forge.cli import app
 from forge.cli.options import RUNS, Runs
 from forge.types import ForgeError
@@ -37,14 +38,17 @@ def dashboard(
         "browser.gatherUsageStats": "false",
         "runner.magicEnabled": "false",
         "client.toolbarMode": "minimal",
-        "client.showErrorDetails": "none",
+        "client.showErrorDetails": "full",  # whatever is no user's fault is a fault of ours, to be seen
         "theme.base": "light",
         "theme.primaryColor": "#0072B2",
         "logger.level": "error",
     }
-    command = [sys.executable, "-m", "streamlit", "run", str(page)]
+    command = [sys.executable, "-P", "-m", "streamlit", "run", str(page)]
     command += [f"--{key}={value}" for key, value in options.items()]
     os.environ["FORGE_RUNS"] = str(runs.resolve())
+    # This forge, and no other that lies where the command was given: -P keeps that folder from the path.
+    root = str(Path(forge.__file__).parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Streamlit has a banner of its own
     os.execv(sys.executable, command)  # one process, so that whoever ends it ends the server
 

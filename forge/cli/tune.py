@@ -15,12 +15,17 @@ from forge.cli import app
 from forge.cli.options import AsJson, ScenarioArg, Sets, check_out, print_json
 from forge.cli.simulate import warn_of
 from forge.scenario import Scenario
+from forge.types import ForgeError
 
 if TYPE_CHECKING:
     from sim.space import Space
 
 #: beside the policy: what a killed tuning goes on from
 STORE = "tune.journal"
+UNCALIBRATED = (
+    "Seconds are the scenario's own, not this machine's: `forge calibrate RUN -o calibration.toml` fits them to a live "
+    "run, --calibration takes them. What is compared here are policies, not machines."
+)
 
 
 @app.command()
@@ -68,6 +73,7 @@ def tune(
     warn_of(loaded)
     check_out(out)
     told = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    Console(stderr=True).print(f"tuning {loaded.name} in simulation, on {seeds} seeds: minutes", style="dim")
     tuned = tuning.tune(
         _shortened(loaded, steps),
         space=_space(loaded, space, params or ()),
@@ -77,7 +83,7 @@ def tune(
         ray=ray,
         store=out.with_name(STORE),
     )
-    written = write(tuned, out, told)
+    written = write(tuned, out, told, note="" if calibration else UNCALIBRATED)
     if as_json:
         print_json(to_dict(tuned, told))
         return
@@ -85,6 +91,8 @@ def tune(
     if tuned.kept:
         console.print(f"went on from {tuned.kept} runs in {out.with_name(STORE)}", highlight=False)
     console.print(tuned.why(), highlight=False, markup=False)
+    if calibration is None:
+        console.print(UNCALIBRATED, style="dim", highlight=False)
     console.print(f"wrote {', '.join(str(p) for p in written)}", highlight=False)
 
 
@@ -101,6 +109,8 @@ def _space(scenario: Scenario, path: Path | None, params: Sequence[str]) -> Spac
 
     if path is not None:
         written = from_table(scenarios.read_toml(path), str(path))
+        if not written:
+            raise ForgeError(f"{path}: nothing may vary; name keys, for example policy.scheduler.fraction = '0.1..0.9'")
     else:
         written = from_table(scenario.tune, f"{scenario.name}: [tune]")
     written |= from_params(params)

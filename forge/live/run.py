@@ -142,6 +142,7 @@ async def evaluate(live: Assembly, label: str) -> Evaluation | None:
     if not scenario.eval.tasks:
         return None
     tasks = held_out(scenario, lambda name, index: get_domain(name).task("held_out", HELD_OUT_SEED, index))
+    live.console.print(f"evaluating on {len(tasks)} held-out tasks", style="dim", highlight=False)
     result = await unless_failed(live.world, live.evaluator.run(tasks, label))
     if result is None:
         return None

@@ -22,7 +22,8 @@ class Dispatch(Protocol):
 
     `refuse` is asked for every request of a trajectory before it is routed. It returns None to let it through, or the
     seconds, above 0, after which its agent is to ask again: 429 with Retry-After, live. With nothing in flight it
-    refuses nothing. `refuses` is constant for a run; where it is False, `refuse` is never asked.
+    refuses nothing. The wait counts against `queue.item_timeout_s`, as all of an agent's time does. `refuses` is
+    constant for a run; where it is False, `refuse` is never asked.
     """
 
     @property

@@ -112,8 +112,12 @@ def headline(summary: Json, evals: Json | None = None) -> list[tuple[str, str]]:
     else:
         first = ("Training reward", "none")
     bound, j = summary["lag_items_bound"], summary["j_tokens"]
+    dead = ", ".join(f"{reason} {count}" for reason, count in summary["dead"].items() if count)
+    refused = summary.get("refused")  # not in older runs' summaries
     return [
         first,
+        *([("Died unused", f"{dead} items")] if dead else []),
+        *([("Refused", f"{number(refused)} requests (429), asked again")] if refused else []),
         ("Throughput", f"{number(summary['throughput_tokens_per_s'])} tokens/s (prefilled, decoded and trained)"),
         (
             "Idle",

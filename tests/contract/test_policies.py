@@ -75,6 +75,13 @@ class TestEveryPolicy:
         written = tomllib.loads(policy_toml(given_scenario.policy))
         assert scenario(policy=written).policy == given_scenario.policy
 
+    def test_an_unknown_kind_is_told_which_there_are(self, slot: str, cls: type[Any]) -> None:
+        with pytest.raises(ValueError, match=rf"policy\.{slot}\.kind = 'nosuch': must be .*{cls().kind}"):
+            scenario(policy={slot: {"kind": "nosuch"}})
+
+    def test_a_table_without_a_kind_is_of_the_default_one(self, slot: str, cls: type[Any]) -> None:  # noqa: ARG002
+        assert scenario(policy={slot: {}}).policy == Policies()
+
     def test_refuses_unknown_keys_by_their_path(self, slot: str, cls: type[Any]) -> None:
         with pytest.raises(ValueError, match=rf"policy\.{slot}\.surprise: unknown key"):
             scenario(policy={slot: {"kind": cls().kind, "surprise": 1}})

@@ -13,6 +13,7 @@ import worlds
 from dashboards import uploads
 from dashboards.uploads import kept, listed, runs_in, scenario_from, scenario_of_trace, state_of
 from forge import trace as ev
+from forge.pool.store import Pool
 from forge.runs import RunFolder
 from forge.scenario import load, resolved
 from forge.types import ForgeError
@@ -89,6 +90,19 @@ def run(tmp_path: Path) -> RunFolder:
     worlds.World(worlds.scenario(), sinks=(writer,)).run()
     writer.close()
     return folder
+
+
+@pytest.mark.skipif(not uploads.LOCKS.is_file(), reason="only Linux tells who holds a lock")
+def test_a_run_whose_process_works_is_live_from_its_first_moment(run: RunFolder) -> None:
+    """It evaluates its starting model for minutes before its first event, and may stand still for longer than that."""
+    begun = RunFolder.create(run.path.parent, worlds.scenario(), ["forge"])
+    with Pool(begun.path / "pool.sqlite"):
+        assert state_of(begun.trace) == "begins"
+        begun.trace.write_bytes(run.trace.read_bytes()[:2000].rpartition(b"\n")[0] + b"\n")
+        past = time.time() - 100
+        os.utime(begun.trace, (past, past))
+        assert state_of(begun.trace) == "live"
+    assert state_of(begun.trace) == "stopped"
 
 
 def test_runs_are_listed_with_what_became_of_them(run: RunFolder) -> None:
