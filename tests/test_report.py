@@ -144,7 +144,9 @@ def test_a_run_killed_at_once_still_reports(tmp_path: Path) -> None:
 def test_headline_prefers_held_out_tasks() -> None:
     summary = summarise(trace_of(scenario()), scenario())
     labels = [label for label, _ in headline(summary)]
-    assert labels == ["Training reward", "Throughput", "Idle", "Largest lag", "Non-stationarity", "J"]
+    assert labels == ["Training reward", "Throughput", "Idle", "Largest lag", "Non-stationarity", "J", "Died unused"]
+    summary["dead"], summary["refused"] = dict.fromkeys(summary["dead"], 0), 7
+    assert headline(summary)[-1] == ("Refused", "7 requests (429), asked again")
     label, text = headline(summary, evaluation())[0]
     assert label == "Held-out reward"
     assert re.fullmatch(r"0\.\d{3} → 0\.\d{3} \(\+0\.\d{3} \[\+0\.\d{3}, \+0\.\d{3}\]\)", text)

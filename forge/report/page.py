@@ -116,8 +116,6 @@ def headline(summary: Json, evals: Json | None = None) -> list[tuple[str, str]]:
     refused = summary.get("refused")  # not in older runs' summaries
     return [
         first,
-        *([("Died unused", f"{dead} items")] if dead else []),
-        *([("Refused", f"{number(refused)} requests (429), asked again")] if refused else []),
         ("Throughput", f"{number(summary['throughput_tokens_per_s'])} tokens/s (prefilled, decoded and trained)"),
         (
             "Idle",
@@ -126,6 +124,8 @@ def headline(summary: Json, evals: Json | None = None) -> list[tuple[str, str]]:
         ("Largest lag", f"{number(summary['lag_items_max'])} of {'no bound' if bound is None else bound} items"),
         ("Non-stationarity", f"{number(summary['nonstationarity'])} (1 is chance)"),
         ("J", f"{between(j['low'], j['high'])} tokens/s (trained, times modelled efficiency)" if j else number(None)),
+        *([("Died unused", f"{dead} items")] if dead else []),
+        *([("Refused", f"{number(refused)} requests (429), asked again")] if refused else []),
     ]
 
 
