@@ -236,3 +236,12 @@ def test_ids() -> None:
 def test_protocol() -> None:
     tool_format: ToolFormat = get("hermes")
     assert tool_format.exact
+
+
+@pytest.mark.parametrize("name", ["json", "fence", "react", "command", "lines", "python"])
+def test_in_the_middle_of_a_line_no_block_begins(name: str) -> None:
+    """However the text is cut."""
+    text = f"so: {get(name).render('', [CITY])}"
+    for size in (len(text), 4, 3, 1):
+        pieces, reasons = read(get(name), text, [size] * (len(text) // size))
+        assert (pieces, reasons) == ([text], []), size
