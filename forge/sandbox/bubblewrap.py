@@ -60,8 +60,8 @@ class Bubblewrap:
             self._group.limit(limits, self._disk_mib)
             before = self._group.counts()
             began = time.monotonic()
-            prefix = [*self._holder.prefix, "bwrap"]
-            running = await Command.start(prefix, self._arguments(command, limits), stdin, self._group.add)
+            inside = [*self._per_process(limits), "--", "bash", "-c", command]
+            running = await Command.start(self._bubblewrap(), inside, stdin, self._group.add)
             ended = await running.end(limits, self._full if self._folder else None)
             return self._result(ended, time.monotonic() - began, before)
 
@@ -93,15 +93,20 @@ class Bubblewrap:
         while not self._no_room():
             await asyncio.sleep(_LOOK_S)
 
-    def _arguments(self, command: str, limits: Limits) -> list[str]:
-        disk = self._disk_mib * _MIB
-        per_process = [f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}", f"--fsize={disk}", "--nofile=1024"]
+    def _per_process(self, limits: Limits) -> list[str]:
+        arguments = ["prlimit", "--core=0", "--nofile=1024", f"--fsize={self._disk_mib * _MIB}"]
+        arguments.append(f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}")
         if "pids" not in self._group.places:
-            per_process.append(f"--nproc={limits.processes}")
+            arguments.append(f"--nproc={limits.processes}")
         if "memory" not in self._group.places:
-            per_process.append(f"--as={limits.memory_mib * _MIB}")
+            arguments.append(f"--as={limits.memory_mib * _MIB}")
+        return arguments
+
+    def _bubblewrap(self) -> list[str]:
         binds = (str(self._folder) if self._folder else self._holder.path("workspace"), WORKSPACE)
         return [
+            *self._holder.prefix,
+            "bwrap",
             # Each namespace anew, none within it, no capability in it, no terminal to type into.
             *("--unshare-user", "--unshare-all", "--disable-userns", "--cap-drop", "ALL"),
             *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
@@ -111,7 +116,6 @@ class Bubblewrap:
             # Else both are file systems to write to, of a size that nobody limits.
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE),
             *("--setenv", "PATH", PATH, "--setenv", "HOME", WORKSPACE, "--setenv", "LANG", "C.UTF-8"),
-            *("prlimit", "--core=0", *per_process, "--", "bash", "-c", command),
         ]
 
     def read(self, path: str) -> bytes:

@@ -13,6 +13,11 @@ from forge.sandbox.base import FLOOD, Limits, Met
 from forge.sandbox.child import Child, end_process, read, read_all
 from forge.types import ForgeError
 
+# Bubblewrap goes on when the pipe that holds it is closed, as happens where we are killed meanwhile, and binds itself
+# to its parent only later. So the command begins behind a second gate, which opens for a word alone.
+_GO = b"\0go\n"
+_GATE = 'read -r -u "$0" word && [ "$word" = go ] && gate=$0 && exec {gate}<&- && exec "$@"'
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -38,28 +43,34 @@ class Command:
         self._written = 0
 
     @staticmethod
-    async def start(before: Sequence[str], after: Sequence[str], stdin: bytes, join: Callable[[int], None]) -> Command:
-        """Set up all but the command itself, as arguments `before` and `after` those of ours say; `join` is told the
-        first process before it starts another. Raises ForgeError."""
+    async def start(
+        bubblewrap: Sequence[str], command: Sequence[str], stdin: bytes, join: Callable[[int], None]
+    ) -> Command:
+        """Set up all but the command itself; `join` is told the first process before it starts another. Raises
+        ForgeError."""
         info, info_there = os.pipe()
         held, release = os.pipe()
         given = os.memfd_create("stdin")
         os.write(given, stdin)
         os.lseek(given, 0, os.SEEK_SET)
-        pipes = ("--info-fd", str(info_there), "--block-fd", str(held))
-        outer = None
+        gate = os.dup(held)
+        pipes = ("--info-fd", str(info_there), "--block-fd", str(held), "bash", "-c", _GATE, str(gate))
         try:
-            try:
-                outer = Child([*before, *pipes, *after], stdin=given, keep=(info_there, held))
-            finally:
-                for descriptor in (info_there, held, given):
-                    os.close(descriptor)
-            number = json.loads(await read_all(info))["child-pid"]
+            outer = Child([*bubblewrap, *pipes, *command], stdin=given, keep=(info_there, held, gate))
+        except OSError as error:
+            os.close(info)
+            os.close(release)
+            raise ForgeError(f"sandbox: {bubblewrap[0]}: {error.strerror}") from None
+        finally:
+            for descriptor in (info_there, held, gate, given):
+                os.close(descriptor)
+        told = asyncio.ensure_future(read_all(info))
+        try:
+            number = json.loads(await asyncio.shield(told))["child-pid"]
             first = os.pidfd_open(number)
             join(number)
         except BaseException as error:
-            os.close(release)
-            said = await _last_words(outer)
+            said = await _given_up(outer, told, release)
             if isinstance(error, (ValueError, OSError)):
                 raise ForgeError(f"sandbox: bubblewrap did not start: {said or error}") from None
             raise
@@ -77,7 +88,7 @@ class Command:
             ends[asyncio.ensure_future(full())] = "disk"
         try:
             with suppress(BrokenPipeError):  # it has ended
-                os.write(self._release, b"\0")
+                os.write(self._release, _GO)
             done, _ = await asyncio.wait(ends, timeout=limits.seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for waiting in ends:
@@ -116,10 +127,12 @@ async def _whole(work: Awaitable[int]) -> int:
         raise
 
 
-async def _last_words(outer: Child | None) -> str:
-    """End it, and what it said."""
-    if outer is None:
-        return ""
+async def _given_up(outer: Child, told: asyncio.Future[bytes], release: int) -> str:
+    """Let it end by itself, as the gate stays shut: killed before it has told, it would leave a child that waits for
+    it. What it said."""
+    await asyncio.wait([told])
+    os.close(release)
+    await outer.ended()
     await outer.end()
     said = await read_all(outer.output)
     os.close(outer.output)
