@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,12 +74,21 @@ async def _serve(service: Service, console: Console) -> None:
         console.print(f"  OpenAI (chat, responses, completions)   {server.url}/t/NAME/v1")
         console.print(f"  Anthropic messages, Gemini              {server.url}/t/NAME")
         if recording is not None:
-            console.print(f"  reports: reward, tools, the end         POST {server.url}/t/NAME/report")
+            console.print(f"  reports: POST                           {server.url}/t/NAME/report", soft_wrap=True)
             console.print(f"recording in {service.record}: {_told(recording)}", highlight=False, soft_wrap=True)
         console.print("Ctrl-C stops", style="dim")
-        while True:
-            await asyncio.sleep(min(10.0, service.idle_s / 4))
-            backend.sessions.close_idle()
+        await _until_stopped(backend, service.idle_s)
+
+
+async def _until_stopped(backend: EngineBackend, idle_s: float) -> None:
+    """Until Ctrl-C or SIGTERM; closes idle trajectories meanwhile."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    while not stopped.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), min(10.0, idle_s / 4))
+        backend.sessions.close_idle()
 
 
 def _codec(service: Service, folder: Path) -> HfChatCodec:
