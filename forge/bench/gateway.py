@@ -32,6 +32,8 @@ STREAMS = 200
 SESSIONS = 1000
 #: seconds that a stream lasts, turns of a conversation, and rounds of direct and gateway in turn
 STREAM_S, TURNS, ROUNDS = 4.0, 2, 3
+#: seconds over which the conversations begin, so that first chunks are not each other's queue
+SPREAD_S = 2.0
 #: LiteLLM's environment: version tried
 LITELLM = "litellm[proxy]==1.108.7"
 START_S = 120.0
@@ -78,7 +80,7 @@ class Bench:
         whole = {name: Seen() for name in loads}
         for _ in range(ROUNDS):
             for name, load in loads.items():
-                seen = self.run(replace(load, chunks=chunks), chunks_per_s)
+                seen = self.run(replace(load, chunks=chunks, spread_s=SPREAD_S), chunks_per_s)
                 whole[name].first_ms += seen.first_ms
                 whole[name].chunk_ms += seen.chunk_ms
         return whole
@@ -117,7 +119,7 @@ def run(litellm: Path | None, tell: Told) -> Json:
 
 def _sessions(bench: Bench, ours: Load, chunks_per_s: float, pid: int) -> float:
     """MiB resident in the gateway after many sessions at once have come and gone."""
-    many = replace(ours, sessions=SESSIONS, chunks=max(2, round(STREAM_S * chunks_per_s / SESSIONS)))
+    many = replace(ours, sessions=SESSIONS, chunks=max(2, round(STREAM_S * chunks_per_s / SESSIONS)), spread_s=SPREAD_S)
     bench.run(many, chunks_per_s)
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     return next(float(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))

@@ -22,8 +22,8 @@ STALL_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`sessions` conversations of `turns` streams with `chunks` chunks each, all at once. `path` has the trajectory's
-    name put in; `report_path` too, where sessions are ended by a report."""
+    """`sessions` conversations of `turns` streams with `chunks` chunks each, begun over `spread_s`. `path` has the
+    trajectory's name put in; `report_path` too, where sessions are ended by a report."""
 
     port: int
     path: str
@@ -32,6 +32,7 @@ class Load:
     chunks: int
     model: str = "stub"
     report_path: str = ""
+    spread_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -92,7 +93,8 @@ async def _post(port: int, path: str, body: Json, seen: Seen) -> _Stream:
     return stream
 
 
-async def _session(load: Load, name: str, seen: Seen) -> None:
+async def _session(load: Load, name: str, seen: Seen, begins_s: float) -> None:
+    await asyncio.sleep(begins_s)
     messages = [{"role": "user", "content": f"session {name}"}]
     try:
         for turn in range(load.turns):
@@ -115,7 +117,8 @@ _names = itertools.count()
 
 async def _all(load: Load) -> Seen:
     seen, began = Seen(), time.monotonic()
-    await asyncio.gather(*(_session(load, f"s{next(_names)}", seen) for _ in range(load.sessions)))
+    step_s = load.spread_s / load.sessions
+    await asyncio.gather(*(_session(load, f"s{next(_names)}", seen, at * step_s) for at in range(load.sessions)))
     seen.seconds = time.monotonic() - began
     return seen
 

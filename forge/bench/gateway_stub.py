@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from multiprocessing.connection import Connection
 
@@ -64,8 +65,8 @@ class Stub:
         loop = asyncio.get_running_loop()
         due = loop.time()
         writer.write(_HEAD + chunk())
-        for _ in range(chunks - 1):
-            due += period_s
+        for at in range(chunks - 1):
+            due += period_s if at else period_s * random.random()  # streams that begin together do not keep step
             await writer.drain()
             await asyncio.sleep(max(0.0, due - loop.time()))
             writer.write(chunk())
