@@ -131,9 +131,8 @@ def lines(results: dict[str, Any] | None, day: dict[str, Any] | None) -> list[st
             f"## One thing changed, first {results['items']:,} items",
             "",
             "Items/s of the time after the first quarter of an hour while items are submitted; all else of the whole",
-    cells = {name: " | ".join(shown(key, one[key]) for key in SHOWN) for name, one in runs.items()}
-    return head + [f"| {name} | {row} |" for name, row in cells.items()]
-            "levels are about half of a day's, which are in the scenario's comment: read what differs.",
+            "run. In that time the run still fills up (an item takes half an hour and more, and 3,072 begin at once),",
+            "so levels are about half of a day's, which are in the scenario's comment: read what differs.",
             "",
             *table(with_gain(results["variants"])),
             "",
