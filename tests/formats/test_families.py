@@ -245,3 +245,11 @@ def test_in_the_middle_of_a_line_no_block_begins(name: str) -> None:
     for size in (len(text), 4, 3, 1):
         pieces, reasons = read(get(name), text, [size] * (len(text) // size))
         assert (pieces, reasons) == ([text], []), size
+
+
+@pytest.mark.parametrize("name", [family.family for family in FAMILIES])
+def test_text_after_a_call_keeps_its_space(name: str) -> None:
+    text = get(name).render("", [CITY]) + " \n \n more"
+    for size in (len(text), 1):
+        assert read(get(name), text, [size] * (len(text) // size)) == ([CITY, " \n \n more"], [])
+    assert read(get(name), text.removesuffix("more")) == ([CITY], [])
