@@ -1,4 +1,4 @@
-"""The parts of `forge bench gateway`: every chunk of every stream comes, direct and through the gateway, and is timed."""
+"""The parts of `forge bench gateway`: every chunk of every stream comes, by both ways, and is timed."""
 
 from __future__ import annotations
 
