@@ -1,6 +1,7 @@
 """What a hostile command might try, tried; and whether anything is left when sandboxes end.
 
-Every attempt aims at something real outside: a file, a port that listens, our environment, this process.
+Every attempt aims at something real outside: a file, a port that listens, our environment, this process. Where one
+succeeds it harms no more than these: what belongs to the system is opened for writing, and not written.
 """
 
 from __future__ import annotations
@@ -89,9 +90,8 @@ END
 echo left behind"""
 _FOLDERS = "/home /root /mnt /var /work ../home"
 _MANY = """for i in 1 2 3 4 5 6; do python3 -c 'x = b"1" * (40 << 20); import time; time.sleep(5)' & done; wait"""
-_MADE = (
-    "(unshare -Ur true || unshare -m true || mount -t tmpfs x /tmp || mknod disk b 8 0 || chroot / true) && echo made"
-)
+_TRIES = ("unshare -Ur true", "unshare -m true", "mount -t tmpfs x /workspace", "mknod disk b 8 0", "chroot / true")
+_MADE = f"({' || '.join(_TRIES)}) && echo made"
 
 ESCAPES = (
     Escape(name="network", command=_CONNECT, shows=_said("only loopback", unless="connected")),
@@ -102,14 +102,13 @@ ESCAPES = (
     ),
     Escape(
         name="system files",
-        command="for f in /x /usr/x /usr/bin/env /etc/x /dev/x /proc/x /bin/x; do echo x > $f && echo wrote; done; "
-        "rm -f /usr/bin/env || echo kept",
+        command="for f in /x /usr/x /usr/bin/env /etc/x /dev/x /proc/x; do : >> $f && echo wrote; done; echo kept",
         shows=_said("kept", unless="wrote"),
     ),
     Escape(
         name="proc",
         command="cat /proc/*/environ; for f in sys/kernel/sysrq sysrq-trigger sys/kernel/core_pattern; do "
-        "echo 0 > /proc/$f && echo wrote; done; [ $(ls -d /proc/[0-9]* | wc -l) -lt 8 ] && echo few processes",
+        ": >> /proc/$f && echo wrote; done; [ $(ls -d /proc/[0-9]* | wc -l) -lt 8 ] && echo few processes",
         shows=_said("few processes", unless="wrote"),
     ),
     Escape(
@@ -136,7 +135,7 @@ ESCAPES = (
     ),
     Escape(
         name="signal to parent",
-        command=f"kill -9 {os.getpid()}; kill -9 1 $PPID; kill -9 -{os.getpgid(0)}; echo alive; kill -9 -1",
+        command=f"kill -9 {os.getpid()}; kill -9 1 $PPID; kill -9 -{os.getpgid(0)}; echo alive",
         shows=_said("alive"),
     ),
     Escape(name="background daemon", command=_DAEMON, shows=_said("left behind")),

@@ -28,9 +28,7 @@ _SIGNALLED = {128 + 24: "cpu", 128 + 25: "disk"}  # SIGXCPU, SIGXFSZ, as shells 
 class Bubblewrap:
     """See `Sandbox`. With `folder` the workspace is that folder of this machine, and outlives the sandbox."""
 
-    def __init__(
-        self, holder: Holder, files: Files, group: cgroups.Cgroup, disk_mib: int, folder: Path | None, owner: int
-    ) -> None:
+    def __init__(self, holder: Holder, files: Files, group: cgroups.Cgroup, disk_mib: int, folder: Path | None) -> None:
         self._holder = holder
         self._files = files
         self._group = group
@@ -38,20 +36,19 @@ class Bubblewrap:
         self._folder = folder
         self._turn = asyncio.Lock()
         self._closed = False
-        self.missing = missing(group.places, folder is not None, owner)
+        self.missing = missing(group.places, folder is not None)
 
     @staticmethod
     async def open(*, disk_mib: int = 64, folder: Path | None = None) -> Bubblewrap:
         """`disk_mib`: of files, with those in /tmp and /dev/shm; of a `folder` without them. Raises ForgeError."""
-        owner = _owner(folder)
-        holder = await Holder.start(disk_mib, owner)
+        holder = await Holder.start(disk_mib, _owner(folder))
         try:
             files = Files(os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if folder else holder.open("workspace"))
             group = cgroups.Cgroup(cgroups.here())
         except OSError as error:
             await holder.end()
             raise ForgeError(f"sandbox: {error.filename}: {error.strerror}") from None
-        return Bubblewrap(holder, files, group, disk_mib, folder, owner)
+        return Bubblewrap(holder, files, group, disk_mib, folder)
 
     async def run(self, command: str, stdin: bytes = b"", limits: Limits = Limits()) -> Result:  # noqa: B008 - frozen
         async with self._turn:
@@ -84,7 +81,7 @@ class Bubblewrap:
 
     def _no_room(self) -> bool:
         if self._folder:
-            return used_bytes(self._files.folder) > self._disk_mib * _MIB
+            return used_bytes(self._files.folder) >= self._disk_mib * _MIB
         left = os.fstatvfs(self._files.folder)
         return left.f_bavail == 0 or left.f_ffree == 0
 
@@ -143,6 +140,8 @@ def _owner(folder: Path | None) -> int:
     if not folder.is_dir():
         raise ForgeError(f"sandbox: workspace {folder}: no such folder; make it first")
     owner = folder.stat().st_uid
+    if owner == 0:  # without any capability root may still write to /proc/sys, whatever namespace it is in
+        raise ForgeError(f"sandbox: workspace {folder}: belongs to root; chown -R {UNPRIVILEGED} {folder}")
     if os.geteuid() not in (0, owner):
         raise ForgeError(f"sandbox: workspace {folder}: belongs to user {owner}; choose a folder of yours")
     return owner
@@ -162,15 +161,13 @@ def _system() -> list[str]:
     return arguments
 
 
-def missing(places: dict[str, cgroups.Place], folder: bool, owner: int) -> tuple[str, ...]:
+def missing(places: dict[str, cgroups.Place], folder: bool) -> tuple[str, ...]:
     """The limits that cannot be kept, in words."""
     found = []
     if "memory" not in places:
         found.append("memory of all processes together (each has the limit for itself)")
     if "cpu" not in places:
         found.append("cores")
-    if owner == 0 and "pids" not in places:
-        found.append("processes, in a folder of root's")
     if folder:
         found.append(f"disk at once (a folder is looked at every {_LOOK_S:g} s)")
     return tuple(found)

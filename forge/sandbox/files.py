@@ -15,6 +15,8 @@ from forge.sandbox.base import WORKSPACE, Entry, WorkspaceError
 
 #: bytes of a file that is read
 LONGEST = 2**20
+#: what every file counts for at least, in bytes: they are not to be without number
+LEAST = 4096
 #: entries that are listed, and folders deep that are looked into
 MOST, DEEPEST = 1000, 32
 
@@ -105,12 +107,12 @@ class Files:
 
 
 def used_bytes(folder: int, *, deep: int = 0) -> int:
-    """Bytes on disk below an open folder, as far as it holds still."""
+    """Bytes on disk below an open folder, as far as it holds still; `LEAST` or more for each name."""
     total = 0
     for name in os.listdir(folder):
         try:
             about = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            total += about.st_blocks * 512
+            total += max(about.st_blocks * 512, LEAST)
             if stat.S_ISDIR(about.st_mode) and deep < DEEPEST:
                 with _opened(name, _FOLDER, folder) as inner:
                     total += used_bytes(inner, deep=deep + 1)
@@ -131,7 +133,7 @@ def _opened(name: str, flags: int, at: int) -> Iterator[int]:
 @contextmanager
 def _acting_as(owner: os.stat_result) -> Iterator[None]:
     """Root's files are not known in the namespace of a sandbox: this thread alone touches files as another user."""
-    if os.geteuid() != 0 or owner.st_uid == 0:
+    if os.geteuid() != 0:
         yield
         return
     system = ctypes.CDLL(None)

@@ -17,9 +17,10 @@ from sandbox_support import needs_bubblewrap
 
 from forge.bench.sandbox import one_life
 from forge.sandbox.base import Sandbox, WorkspaceError
-from forge.sandbox.battery import DISK_MIB, ESCAPES, LIMITS, attempt, left, outside, processes
+from forge.sandbox.battery import DISK_MIB, ESCAPES, LIMITS, attempt, battery, left, outside, processes
 from forge.sandbox.bubblewrap import Bubblewrap
 from forge.sandbox.fake import FakeSandbox
+from forge.sandbox.holder import UNPRIVILEGED
 from forge.types import ForgeError
 
 
@@ -121,18 +122,46 @@ async def test_a_file_that_is_too_long_or_no_file_is_not_read(real: Bubblewrap) 
             real.read(path)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of somebody else where we are root, and reached by them."""
+    if os.geteuid() == 0:
+        for parent in [tmp_path, *tmp_path.parents][:-2]:
+            parent.chmod(0o755)
+        os.chown(tmp_path, UNPRIVILEGED, UNPRIVILEGED)
+    return tmp_path
+
+
 @needs_bubblewrap
-async def test_a_folder_of_this_machine_is_the_workspace_and_has_its_size_watched(tmp_path: Path) -> None:
-    (tmp_path / "given").write_text("given")
-    sandbox = await Bubblewrap.open(disk_mib=4, folder=tmp_path)
+async def test_a_folder_of_this_machine_is_the_workspace_and_has_its_size_watched(folder: Path) -> None:
+    (folder / "given").write_text("given")
+    sandbox = await Bubblewrap.open(disk_mib=4, folder=folder)
     assert any("disk" in what for what in sandbox.missing)
     assert (await sandbox.run("cat given; echo new > made")).output == "given"
     result = await sandbox.run("for i in $(seq 50); do head -c 1M /dev/zero > $i; sleep 0.1; done")
     assert (result.exit_code, result.met) == (None, ("disk",))
     await sandbox.close()
-    assert (tmp_path / "made").read_text() == "new\n"
+    assert (folder / "made").read_text() == "new\n"
+
+
+@needs_bubblewrap
+async def test_in_a_folder_of_this_machine_every_escape_is_contained(folder: Path) -> None:
+    numbers = iter(range(100))
+
+    async def opened() -> Bubblewrap:
+        own = folder / str(next(numbers))
+        own.mkdir()
+        os.chown(own, folder.stat().st_uid, folder.stat().st_gid)
+        return await Bubblewrap.open(disk_mib=DISK_MIB, folder=own)
+
+    assert [report for report in await battery(opened) if not report.contained] == []
+
+
+async def test_a_folder_that_no_sandbox_can_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="no such folder; make it first"):
         await Bubblewrap.open(folder=tmp_path / "none")
+    with pytest.raises(ForgeError, match="belongs to root; chown -R 65534 /usr"):
+        await Bubblewrap.open(folder=Path("/usr"))
 
 
 async def test_where_bubblewrap_is_not_installed_the_error_says_what_to_install(
