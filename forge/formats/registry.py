@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from forge.formats.base import Family, ToolFormat
 from forge.formats.json_calls import Bare, Fence, Hermes, JsonList, MistralList
-from forge.formats.named import Command, DeepSeek, FunctionTag, Harmony, Kimi, MistralArgs, ReAct
+from forge.formats.name_families import Command, DeepSeek, FunctionTag, Harmony, Kimi, MistralArgs, ReAct
 from forge.formats.python_calls import Python
 from forge.formats.xml import Dsml, Elements, Glm, Lines, QwenXml, Xml
 from forge.types import ForgeError
