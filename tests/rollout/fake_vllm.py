@@ -150,7 +150,8 @@ class FakeVllm:
         try:
             while not parts or parts[-1].finish is None:
                 parts.append(await self._streams[key].get())
-                if "cut" in self.faults:
+                if "cut" in self.faults or ("cut once" in self.faults and len(parts) == 3):
+                    self.faults.discard("cut once")
                     raise ConnectionResetError
                 finish = parts[-1].finish
                 if finish is not None or sent == 0 or len(parts) - sent >= self.interval:

@@ -272,6 +272,13 @@ def test_a_server_that_dies_is_no_users_error(engine: VllmEngine, server: FakeVl
     assert not isinstance(died.value, ForgeError)
 
 
+def test_a_stream_that_breaks_under_a_healthy_server_is_begun_anew(engine: VllmEngine, server: FakeVllm) -> None:
+    server.faults.add("cut once")
+    engine.add(request("a", max_tokens=20))
+    assert joined(drain(engine), "a").token_ids == expected((3, 1, 4), 20)
+    assert [len(body["token_ids"]) for body in server.bodies] == [3, 4], "one token was handed out before"
+
+
 @pytest.mark.parametrize(("fault", "error"), [("cut", EngineDied), ("mislabel", EngineDied), ("refuse", EngineError)])
 def test_faults_of_the_server_are_never_silent(
     engine: VllmEngine, server: FakeVllm, fault: str, error: type[Exception]

@@ -90,6 +90,14 @@ class Client:
         """A control call, until it is done. Raises httpx.HTTPError."""
         asyncio.run_coroutine_threadsafe(self._post(path, body), self._loop).result()
 
+    def is_healthy(self) -> bool:
+        """Whether the server says that its engine is well."""
+        try:
+            asyncio.run_coroutine_threadsafe(self._check_health(), self._loop).result()
+        except httpx.HTTPError:
+            return False
+        return True
+
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -102,10 +110,13 @@ class Client:
         call = asyncio.ensure_future(self._http.post(path, json=body))
         try:
             while not (await asyncio.wait({call}, timeout=HEALTH_S))[0]:
-                checked(await self._http.get("/health", timeout=HEALTH_TIMEOUT_S))
+                await self._check_health()
             checked(await call)
         finally:
             call.cancel()
+
+    async def _check_health(self) -> None:
+        checked(await self._http.get("/health", timeout=HEALTH_TIMEOUT_S))
 
     async def _close(self) -> None:
         for task in self._tasks.values():
@@ -130,7 +141,8 @@ class Client:
                     return
                 await self._chunks(key, answer)
         except (httpx.HTTPError, ValueError) as error:
-            self._news.put(Broken(key=key, why=f"{type(error).__name__}: {error}", refused=False))
+            why = f"{type(error).__name__}: {error or repr(error.__cause__)}"
+            self._news.put(Broken(key=key, why=why, refused=False))
 
     async def _chunks(self, key: str, answer: httpx.Response) -> None:
         """The last chunk waits for the usage that comes after it. Raises ValueError where the stream is no such."""

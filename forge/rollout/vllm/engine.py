@@ -8,6 +8,7 @@ vLLM says, on the last chunk of a stream: tokens that come after a load in fligh
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ from forge.rollout.vllm.server import served_folder
 
 #: A step returns after this long at the latest, so that its owner can take messages.
 STEP_S = 0.02
+#: streams of one request that may break, before the server is taken for dead
+MOST_BREAKS = 3
+
+logger = logging.getLogger(__name__)
 
 
 class Serving(Protocol):
@@ -51,6 +56,7 @@ class _Job:
 
     request: EngineRequest
     streams: int = 0
+    breaks: int = 0  # streams of it that broke
     sampled: list[int] = field(default_factory=list)
     before: int = 0
     version: int = 0  # of the weights that its present stream began with
@@ -190,15 +196,24 @@ class VllmEngine:
             if job is None or job.key != news.key:
                 continue  # of a stream that was hung up
             if isinstance(news, Broken):
-                if news.refused and self._server.lives:
-                    raise EngineError(f"vLLM refused request {job.request.id!r}: {news.why}")
-                raise self._server.died(news.why)
-            deltas += self._take(job, news)
+                self._mend(job, news)
+            else:
+                deltas += self._take(job, news)
         if not deltas and not self._server.lives:
             raise self._server.died("its process ended")
         self.stats.steps += bool(deltas)
         self.stats.decode_tokens += sum(len(delta.token_ids) for delta in deltas)
         return deltas
+
+    def _mend(self, job: _Job, broken: Broken) -> None:
+        """A stream that broke under a healthy server is begun anew: what it had not handed out, nobody saw."""
+        if broken.refused and self._server.lives:
+            raise EngineError(f"vLLM refused request {job.request.id!r}: {broken.why}")
+        job.breaks += 1
+        if job.breaks > MOST_BREAKS or not self._server.lives or not self._client.is_healthy():
+            raise self._server.died(broken.why)
+        logger.warning("vLLM: stream %s broke (%s); begun anew", job.key, broken.why)
+        self._open(job)
 
     def _take(self, job: _Job, chunk: Chunk) -> list[Delta]:
         """What may be handed out now that this chunk came."""
