@@ -2,8 +2,9 @@
 
 One stub engine over HTTP in a process of its own, one load of concurrent conversations in another, and between them
 nothing (direct), our gateway, or LiteLLM, one process each. Saturation is the chunks a second that come through when
-the engine does not pause. Latencies are then measured at half of it, direct first and through the gateway, three times
-in turn; what is added is the difference of the quantiles. LiteLLM, which saturates earlier, is measured at half of its
+the engine does not pause, or fewer, if a core is full before where chunks come one by one. Latencies are then measured
+at half of it, direct first and through the gateway, three times in turn; what is added is the difference of the
+quantiles. LiteLLM, which saturates earlier, is measured at half of its
 own, and the ratio is that of both sides at this rate.
 """
 
@@ -66,17 +67,19 @@ class Bench:
         self.errors += seen.errors
         return seen
 
-    def saturation(self, load: Load, pid: int) -> tuple[float, float]:
-        """(chunks a second, CPU microseconds that process `pid` spends on one), after a first run that warms up."""
-        self.run(load, None)
+    def saturation(self, load: Load, pid: int, pace: float) -> tuple[float, float]:
+        """(chunks a second, CPU microseconds that process `pid` spends on one), after a first run that warms up: what
+        comes through without a pause, but no more than fills a core where chunks come one by one, at `pace` a second.
+        """
+        flat_out = self.run(load, None)
         before = cpu_s(pid)
-        seen = self.run(load, None)
-        chunks = len(seen.chunk_ms) + len(seen.first_ms)
-        return chunks / seen.seconds, (cpu_s(pid) - before) / chunks * 1e6
+        paced = self.run(replace(load, chunks=_chunks(pace), spread_s=SPREAD_S), pace)
+        cost_s = (cpu_s(pid) - before) / _counted(paced)
+        return min(_counted(flat_out) / flat_out.seconds, 1 / cost_s), cost_s * 1e6
 
     def at_rate(self, loads: dict[str, Load], chunks_per_s: float) -> dict[str, Seen]:
         """Every side at this rate, in turn, so that a machine that drifts drifts for all."""
-        chunks = max(2, round(STREAM_S * chunks_per_s / STREAMS))
+        chunks = _chunks(chunks_per_s)
         whole = {name: Seen() for name in loads}
         for _ in range(ROUNDS):
             for name, load in loads.items():
@@ -84,6 +87,15 @@ class Bench:
                 whole[name].first_ms += seen.first_ms
                 whole[name].chunk_ms += seen.chunk_ms
         return whole
+
+
+def _chunks(chunks_per_s: float) -> int:
+    """Of a stream that lasts STREAM_S while all together carry this rate."""
+    return max(2, round(STREAM_S * chunks_per_s / STREAMS))
+
+
+def _counted(seen: Seen) -> int:
+    return len(seen.chunk_ms) + len(seen.first_ms)
 
 
 def cpu_s(pid: int) -> float:
@@ -101,7 +113,7 @@ def run(litellm: Path | None, tell: Told) -> Json:
         direct = Load(port=bench.stub, path="/v1/chat/completions", sessions=STREAMS, turns=TURNS, chunks=200)
         ours = replace(direct, port=port, path="/t/{name}/v1/chat/completions", report_path="/t/{name}/report")
         tell("the gateway's saturation")
-        saturation, cost_us = bench.saturation(ours, gateway_pid)
+        saturation, cost_us = bench.saturation(ours, gateway_pid, 2000.0)
         tell(f"{STREAMS} streams at {saturation / 2:.0f} chunks a second")
         seen = bench.at_rate({"direct": direct, "gateway": ours}, saturation / 2)
         tell(f"{SESSIONS} sessions at once")
@@ -130,7 +142,7 @@ def _litellm(bench: Bench, python: Path, direct: Load, ours: Load, stack: contex
     port, pid = stack.enter_context(_proxy(python, bench.stub))
     theirs = replace(direct, port=port, chunks=20)
     tell("LiteLLM's saturation")
-    saturation, cost_us = bench.saturation(theirs, pid)
+    saturation, cost_us = bench.saturation(theirs, pid, 100.0)
     rate = saturation / 2
     tell(f"direct, gateway and LiteLLM at {rate:.0f} chunks a second")
     seen = bench.at_rate({"direct": direct, "gateway": ours, "litellm": theirs}, rate)

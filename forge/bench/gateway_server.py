@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from forge.gateway.app import create_app
 from forge.gateway.fake_chat import FakeChatCodec
 from forge.gateway.report import Report
-from forge.gateway.server import loop_factory, serve
+from forge.gateway.server import calm_collector, loop_factory, serve
 from forge.gateway.sessions import Sessions
 from forge.rollout.engine import Delta, EngineError, Sampling
 from forge.types import Completion
@@ -77,6 +77,7 @@ def main(pipe: Connection, stub_port: int) -> None:
         app = create_app(backend, StampCodec())
         backend.sessions.attach(app.state.gateway)
         server = await serve(app)
+        calm_collector()
         pipe.send(server.port)
         await asyncio.Event().wait()
 

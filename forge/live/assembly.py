@@ -21,7 +21,7 @@ from forge.gateway.app import create_app
 from forge.gateway.budget import Budget
 from forge.gateway.chat import HfChatCodec, template_warning
 from forge.gateway.request_log import RequestLog
-from forge.gateway.server import serve
+from forge.gateway.server import calm_collector, serve
 from forge.live import agent_worker, trainer_worker
 from forge.live.backend import LiveBackend
 from forge.live.child import Child, Message, failure_of
@@ -130,6 +130,7 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
         await start_children(stack, world, ended, (scenario, model, newest, checkpoints))
         evaluator.agents = world.agents
         world.agents.send("base", server.url, scenario.model.path, tokens[0] if tokens else "forge")
+        calm_collector()
         yield Assembly(scenario, folder, world, evaluator, clock, watcher, console, newest, resumes)
 
 

@@ -16,7 +16,7 @@ from forge.gateway.budget import Budget
 from forge.gateway.chat import HfChatCodec, template_warning
 from forge.gateway.local import EngineBackend
 from forge.gateway.request_log import RequestLog
-from forge.gateway.server import loop_factory, serve
+from forge.gateway.server import calm_collector, loop_factory, serve
 from forge.live.engine_worker import make_engine
 from forge.live.recording import PoolRecording
 from forge.models import check_context, resolve
@@ -70,6 +70,7 @@ async def _serve(service: Service, console: Console) -> None:
         stack.callback(backend.sessions.close_all, "the gateway was stopped")
         server = await serve(app, host=service.host, port=service.port)
         stack.push_async_callback(server.stop)
+        calm_collector()
         console.print(f"serving {service.model}; base URLs, each with a trajectory of its own for every NAME:")
         console.print(f"  OpenAI (chat, responses, completions)   {server.url}/t/NAME/v1")
         console.print(f"  Anthropic messages, Gemini              {server.url}/t/NAME")
