@@ -95,16 +95,20 @@ def test_a_chain_in_use_is_left_when_it_is_released() -> None:
 
 
 def found(kv: KvRetention, **sim: Any) -> float:
-    """The share of prompt tokens that instances found cached, memory being short."""
-    policy = {"kv": {"kind": kv.kind}}  # type: ignore[attr-defined]
-    run = simulate(agents(items=40, deployment={"kv_tokens": 9100}, policy=policy, sim=sim))
-    used = [e for e in run.events if isinstance(e, ev.Usage)][-1]
-    return sum(used.cached_tokens) / (sum(used.cached_tokens) + sum(used.prefill_tokens))
+    """The share of prompt tokens that instances found cached, memory being short: over three seeds, as what is kept
+    shifts every arrival after it. Where running requests alone fill the memory, at half as much, nothing is gained."""
+    shares = []
+    for seed in range(3):
+        policy = {"kv": {"kind": kv.kind}}  # type: ignore[attr-defined]
+        run = simulate(agents(items=60, seed=seed, deployment={"kv_tokens": 20_000}, policy=policy, sim=sim))
+        used = [e for e in run.events if isinstance(e, ev.Usage)][-1]
+        shares.append(sum(used.cached_tokens) / (sum(used.cached_tokens) + sum(used.prefill_tokens)))
+    return sum(shares) / len(shares)
 
 
 @pytest.mark.parametrize("sim", [{}, {"tiers": {"l2_gib": 1.0, "l3_gib": 2.0}}])
 def test_more_is_found_where_the_dead_go_first(sim: dict[str, Any]) -> None:
-    assert found(ComesBack(), **sim) > found(Lru(), **sim)
+    assert found(ComesBack(), **sim) > found(Lru(), **sim) + 0.005
 
 
 def test_prefill_instances_forget_too() -> None:
