@@ -24,7 +24,7 @@ from urllib.request import urlopen
 from forge.types import ForgeError
 
 HERE = Path(__file__).parent
-PAGES = ("what-if", "run", "trace", "tune")
+PAGES = ("what-if", "run", "trajectory", "trace", "tune")
 COLOURS = 96  # of a picture: charts need no more, and it stays small
 
 
