@@ -28,7 +28,8 @@ def dashboard(
     """Look at runs, also live ones, ask what-if, serve traces and tune, in a browser. Ctrl-C ends it."""
     page = _app()
     _check_free(port)
-    print(f"dashboard: http://{HOST}:{port} (runs in {runs}; Ctrl-C ends it)", flush=True)
+    where = f"runs in {runs}" if runs.is_dir() else f"{runs} does not exist yet, so there is no run to show"
+    print(f"dashboard: http://{HOST}:{port} ({where}; Ctrl-C ends it)", flush=True)
     options = {
         "server.headless": "true",
         "server.address": HOST,
