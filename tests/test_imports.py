@@ -17,6 +17,7 @@ PURE = {
     "forge.types": 0,
     "forge.draws": 0,
     "forge.formats": 1,
+    "forge.scaffolds": 2,
     "forge.queue": 1,
     "forge.trace": 1,
     "forge.mix": 1,
@@ -37,7 +38,7 @@ PURE = {
     "forge.metrics": 9,
 }
 IMPURE = {"torch", "simpy", "asyncio", "time", "random"}
-LIVE = ("gateway", "pool", "rollout", "train", "agents", "domains", "sandbox", "live", "bench")
+LIVE = ("gateway", "pool", "rollout", "train", "agents", "domains", "sandbox", "blackbox", "live", "bench")
 CLI = "forge.cli"
 
 
@@ -121,5 +122,11 @@ def test_the_pure_layer_is_all_there() -> None:
 def test_a_simulator_user_loads_no_torch(modules: str) -> None:
     heavy = "torch transformers starlette openai reasoning_gym vllm"
     code = f"import {modules}, sys; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_live_run_leaves_torch_to_its_trainer_and_engines() -> None:
+    code = "import forge.live.run, sys; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -14,14 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.processing import Group, Survivors, longest_context, sampled
 from forge.scenario import Scenario
-from forge.train.engine import TrainEngine
-from forge.train.protocol import Trainer
 from forge.train.samples import batch_samples
-from forge.train.step import StepMetrics, TrainConfig
 from forge.types import TrainSample, Trajectory
+
+if TYPE_CHECKING:  # the process that starts this one does without torch: loading it takes seconds
+    from forge.train.protocol import Trainer
+    from forge.train.step import StepMetrics, TrainConfig
 
 #: in the run folder: what DeepSpeed and torchrun print
 LOG = "deepspeed.log"
@@ -42,6 +44,7 @@ class Stepped:
 
 def train_config(scenario: Scenario) -> TrainConfig:
     from forge.train.cispo import CispoConfig
+    from forge.train.step import TrainConfig
 
     section = scenario.train
     return TrainConfig(
@@ -141,6 +144,8 @@ def train_engine(scenario: Scenario, model_dir: Path, newest: Path | None, log: 
     """The train engine that the scenario names. Raises ForgeError where it cannot be had."""
     section, config = scenario.train, train_config(scenario)
     if section.engine == "torch":
+        from forge.train.engine import TrainEngine
+
         return TrainEngine.resume(newest, config)[0] if newest else TrainEngine(model_dir, config)
     from forge.train.zero.engine import ZeroEngine
 
