@@ -5,7 +5,7 @@ VENV   ?= .venv
 TORCH_ARGS ?=
 BIN    := $(VENV)/bin
 
-.PHONY: run test setup fast lint clean
+.PHONY: run test setup fast blackbox lint clean
 
 run: setup
 	$(BIN)/forge quickstart
@@ -17,6 +17,10 @@ test: setup lint
 # The simulator's core compiled to C; sources that change run as they are until it is made again.
 fast: setup
 	$(BIN)/forge compile
+
+# Agent programs of others, pinned, each in a folder of its own: 15 minutes, 5 GB; npm and python3-venv from the system.
+blackbox: setup
+	$(BIN)/forge blackbox install
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -79,6 +79,8 @@ class DomainMix(Section):
     name: str
     weight: Annotated[float, Field(gt=0)] = 1.0
     tool_wait: ToolWait = ToolWait()
+    #: a recipe of scenarios/blackbox/ or of yours: live, its program does the tasks; else Forge's own loop
+    agent: str | None = None
 
 
 class Model(Section):
@@ -144,8 +146,9 @@ class Train(Section):
     merge: Literal["tree", "none"] = "tree"
     attention: Literal["auto", "dense", "segments", "flex", "varlen", "magi"] = "auto"
     process: AnyProcessor = Chain(steps=(Survivors(), DropZeroVariance()))
-    #: torch: one process; deepspeed: `ranks` processes of this machine, partitioned as ZeRO stage `zero` says
-    engine: Literal["torch", "deepspeed"] = "torch"
+    #: torch: one process; deepspeed: `ranks` processes of this machine, partitioned as ZeRO stage `zero` says; fake:
+    #: without torch, learns nothing
+    engine: Literal["torch", "deepspeed", "fake"] = "torch"
     #: of the one process; ranks take the GPUs from the first on, one each, where there are any
     device: Literal["cpu", "cuda"] = "cpu"
     ranks: Positive = 2
@@ -187,3 +190,5 @@ class Live(Section):
     trajectory_calls: Annotated[int, Field(ge=0)] = 0
     trajectory_tokens: Annotated[int, Field(ge=0)] = 0  # sampled
     request_log: bool = False  # requests.jsonl in the run folder: a line for every request
+    #: programs of `domains.agent` that run at once; others wait, and their items' time-outs run meanwhile
+    programs: Positive = 4

@@ -41,6 +41,7 @@ def main() -> int:
     try:
         from forge.cli import (  # noqa: F401 - each registers its commands
             bench,
+            blackbox,
             calibrate,
             dashboard,
             engine,

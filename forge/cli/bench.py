@@ -166,6 +166,48 @@ def sandbox(
     show_figures(console, result)
 
 
+@bench.command()
+def blackbox(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Cases of forge/bench/blackbox.toml; without any, all.", show_default=False),
+    ] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="plain, 429, 500, cut, stall, compaction, sub_agent; all by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Agent programs of others, as installed by `forge blackbox install`, on one task each under a scripted policy: do
+    they finish, also under faults, and is the tree that the gateway recovers the right one. Half an hour."""
+    need_live()
+    from forge.bench.blackbox import run
+    from forge.bench.blackbox_cases import VARIANTS
+
+    chosen = [one for one in VARIANTS if one in variant] if variant else list(VARIANTS)
+    if unknown := sorted(set(variant or ()) - set(VARIANTS)):
+        raise ForgeError(f"--variant {unknown[0]}: must be one of {', '.join(VARIANTS)}")
+    console = Console(stderr=as_json)
+    with console.status("starting") as status:
+        result = run(names or (), chosen, status.update)
+    if as_json:
+        print_json({"bench": "blackbox", "machine": machine(), **result})
+        return
+    console.print(result["protocol"], highlight=False)
+    for row in result["rows"]:
+        tree = (
+            row["shape"] if row["shape"] in row["expected"] else f"{row['shape']}, not {' or '.join(row['expected'])}"
+        )
+        console.print(
+            f"{row['program']:<20} {row['variant']:<10} {row['outcome']:<10} {row['requests']:>3} requests, "
+            f"{row['seconds']:5.1f} s  {tree}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    for what, why in result["left_out"].items():
+        console.print(f"left out: {what}, {why}", highlight=False)
+    show_figures(console, result)
+
+
 def show_routing(console: Console, result: Json) -> None:
     console.print(result["protocol"], highlight=False)
     table = Table(box=None, pad_edge=False)

@@ -110,6 +110,7 @@ def check(scenario: Scenario) -> None:
 
 def check_work(scenario: Scenario) -> None:
     """What is wrong with a scenario on any machine. Raises ForgeError."""
+    from forge.blackbox.recipe import load
     from forge.domains.registry import get_domain
 
     if scenario.train.merge == "tree" and scenario.train.attention != "auto" and scenario.train.engine == "torch":
@@ -122,6 +123,8 @@ def check_work(scenario: Scenario) -> None:
         raise ForgeError(f"queue.group = {scenario.queue.group}: a live run needs 2 or more for a baseline")
     for domain in scenario.domains:
         get_domain(domain.name)
+        if domain.agent is not None:
+            load(domain.agent)
 
 
 def train(folder: RunFolder, console: Console, *, resume: bool) -> Json:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from forge.sandbox.base import Sandbox
 from forge.types import Json
 
 Split = Literal["train", "validation", "held_out"]
@@ -46,6 +47,13 @@ class Environment(Protocol):
     async def close(self) -> None:
         """Also after a cancelled call."""
         ...
+
+
+@runtime_checkable
+class Workplace(Environment, Protocol):
+    """An environment whose state are the files of a sandbox: a program can do the task in it, without its tools."""
+
+    sandbox: Sandbox
 
 
 class Domain(Protocol):

@@ -92,15 +92,15 @@ class _Work:
 
     def __init__(self, task: Task, sandbox: Sandbox, open_sandbox: Open) -> None:
         self._task = task
-        self._sandbox = sandbox
+        self.sandbox = sandbox
         self._open = open_sandbox
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return await use(self._sandbox, name, arguments, LIMITS)
+        return await use(self.sandbox, name, arguments, LIMITS)
 
     async def score(self, answer: str) -> float:  # noqa: ARG002 - what was done counts, not what is said
         try:
-            solution = self._sandbox.read(self._task.data["path"])
+            solution = self.sandbox.read(self._task.data["path"])
         except WorkspaceError:
             return 0.0
         fresh = await self._open()
@@ -110,7 +110,7 @@ class _Work:
             await fresh.close()
 
     async def close(self) -> None:
-        await self._sandbox.close()
+        await self.sandbox.close()
 
 
 async def verdict(task: Task, solution: bytes, fresh: Sandbox) -> float:

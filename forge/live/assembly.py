@@ -25,7 +25,7 @@ from forge.gateway.server import calm_collector, serve
 from forge.live import agent_worker, trainer_worker
 from forge.live.backend import LiveBackend
 from forge.live.child import Child, Message, failure_of
-from forge.live.evaluation import PREFIX, Evaluator
+from forge.live.evaluation import AT_ONCE, PREFIX, Evaluator
 from forge.live.fleet import Fleet
 from forge.live.progress import Watcher
 from forge.live.world import LiveWorld
@@ -119,7 +119,9 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
             budget=Budget(calls=scenario.live.trajectory_calls, tokens=scenario.live.trajectory_tokens),
             ended=ended,
         )
-        evaluator = Evaluator(world.backend, world.sampling)
+        has_programs = any(domain.agent for domain in scenario.domains)
+        at_once = scenario.live.programs if has_programs else AT_ONCE
+        evaluator = Evaluator(world.backend, world.sampling, at_once)
         live = scenario.live
         tokens = access_tokens(live.host, live.tokens, "live.host", "live.tokens")
         log = stack.enter_context(RequestLog(folder.path / REQUEST_LOG)) if live.request_log else None
@@ -165,7 +167,7 @@ async def start_children(
         return child
 
     names = [d.name for d in world.scenario.domains]
-    world.agents = start("agents", lambda message: ended(message[1]), agent_worker.main, world.scenario.seed, names)
+    world.agents = start("agents", lambda message: ended(message[1]), agent_worker.main, world.scenario)
     world.trainer = start("trainer", lambda message: world.take_step(message[1]), trainer_worker.main, *trainer)
     warm_up(names)  # this process draws the tasks
     await world.fleet.start()

@@ -34,6 +34,7 @@ class OpenTrajectory:
     completions: list[Completion] = field(default_factory=list)
     report: Report = field(default_factory=Report)
     echoes: Counter[str] = field(default_factory=Counter)  # how replies came back; known once it is closed
+    measured: Outcome | None = None  # what the gateway alone could tell of it; known once it is closed
     overdrawn: str | None = None  # it asked for more than its budget: what it was told
 
 
@@ -83,7 +84,9 @@ class LiveBackend:
         """It may generate no more; what it has in flight is cancelled."""
         known = self.trajectories.pop(trajectory, None)
         if self.gateway is not None and known is not None:
-            known.echoes = self.gateway.tree(trajectory).echoes
+            tree = self.gateway.tree(trajectory)
+            known.echoes = tree.echoes
+            known.measured = measured(trajectory, tree, known.completions, reason=DeathReason.AGENT_CRASH, detail="")
             self.gateway.forget(trajectory)
         return known
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from forge.blackbox.recipe import folders_of, load
 from forge.models import check_context, resolve
 from forge.rollout.vllm.command import LOOPBACK, check_environment, host_of, launch
 from forge.scenario import Scenario
@@ -27,9 +29,10 @@ def processes(scenario: Scenario, folder: Path) -> list[Process]:
     """Of a run in `folder`, in the order they start."""
     live = scenario.live
     here = "this"
+    agents = [f"{one.name} by {one.agent}" if one.agent else one.name for one in scenario.domains]
     return [
         Process(name="run", host=here, command="forge run: queue, policies, data pool, trace, gateway", port=live.port),
-        Process(name="agents", host=here, command=f"child: {', '.join(d.name for d in scenario.domains)}"),
+        Process(name="agents", host=here, command=f"child: {', '.join(agents)}"),
         *_trainer(scenario, here),
         *_engines(scenario, here, folder),
     ]
@@ -42,6 +45,8 @@ def lacking(scenario: Scenario) -> list[str]:
 
 def _needs(scenario: Scenario) -> Iterator[Callable[[], object]]:
     yield lambda: check_context(resolve(scenario.model.path), scenario.engine.max_context, "engine.max_context")
+    for recipe in filter(None, (one.agent for one in scenario.domains)):
+        yield partial(_check_recipe, recipe)
     if scenario.engine.kind == "vllm":
         yield lambda: check_environment(scenario)
     if scenario.train.device == "cuda" or (scenario.engine.kind == "vllm" and scenario.engine.vllm.gpus):
@@ -54,6 +59,11 @@ def _fault(check: Callable[[], object]) -> ForgeError | None:
     except ForgeError as error:
         return error
     return None
+
+
+def _check_recipe(name: str) -> None:
+    """Raises ForgeError where its program or its folders are not there."""
+    folders_of(load(name))
 
 
 def _check_gpus(scenario: Scenario) -> None:
@@ -69,8 +79,8 @@ def _check_gpus(scenario: Scenario) -> None:
 
 def _trainer(scenario: Scenario, here: str) -> Iterator[Process]:
     train = scenario.train
-    if train.engine == "torch":
-        yield Process(name="trainer", host=here, command=f"child: torch on {train.device}")
+    if train.engine != "deepspeed":
+        yield Process(name="trainer", host=here, command=f"child: {train.engine} on {train.device}")
     else:
         yield Process(name="trainer", host=here, command=f"child: deepspeed, asks {train.ranks} ranks")
         command = f"{sys.executable} -m forge.train.zero.launch PID FOLDER {train.ranks}"

@@ -21,7 +21,7 @@ from forge.types import ForgeError, Outcome
 
 #: The held-out set is the same for every seed of a scenario, so that runs can be compared task by task.
 HELD_OUT_SEED = 20260
-AT_ONCE = 64
+AT_ONCE = 64  # of Forge's own loop
 TIMEOUT_S = 120.0
 PREFIX = "eval-"
 #: Share of tasks that may die (a timeout on a busy machine) before an evaluation is refused.
@@ -42,10 +42,11 @@ class Evaluation:
 
 @dataclass
 class Evaluator:
-    """Plays a fixed list of tasks, some at once. `take_outcome` gets every outcome whose id starts with PREFIX."""
+    """Plays a fixed list of tasks, `at_once` of them. `take_outcome` gets every outcome whose id starts with PREFIX."""
 
     backend: LiveBackend
     sampling: Callable[[Task, float], Sampling]
+    at_once: int = AT_ONCE
     agents: Child = field(init=False)
     _waiting: dict[str, asyncio.Future[Outcome]] = field(default_factory=dict)
 
@@ -57,7 +58,7 @@ class Evaluator:
 
     async def run(self, tasks: list[Task], label: str) -> Evaluation:
         """Play every task. Raises ForgeError where more than one in twenty died."""
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate = asyncio.Semaphore(self.at_once)
 
         async def play(index: int, task: Task) -> Outcome:
             async with gate:

@@ -22,8 +22,8 @@ from forge.train.samples import batch_samples
 from forge.types import TrainSample, Trajectory
 
 if TYPE_CHECKING:  # the process that starts this one does without torch: loading it takes seconds
-    from forge.train.protocol import Trainer
-    from forge.train.step import StepMetrics, TrainConfig
+    from forge.train.protocol import StepMetrics, Trainer
+    from forge.train.step import TrainConfig
 
 #: in the run folder: what DeepSpeed and torchrun print
 LOG = "deepspeed.log"
@@ -133,16 +133,21 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def main(pipe: Connection, scenario: Scenario, model_dir: Path, newest: Path | None, checkpoints: Path) -> None:
     """Entry point of the child: go on from checkpoint `newest`, or begin with the model."""
-    import torch
-
-    torch.set_num_threads(1)
     with contextlib.closing(train_engine(scenario, model_dir, newest, checkpoints.parent / LOG)) as engine:
         TrainerLoop(pipe, scenario, engine, checkpoints).run()
 
 
 def train_engine(scenario: Scenario, model_dir: Path, newest: Path | None, log: Path) -> Trainer:
     """The train engine that the scenario names. Raises ForgeError where it cannot be had."""
-    section, config = scenario.train, train_config(scenario)
+    section = scenario.train
+    if section.engine == "fake":
+        from forge.train.fake_engine import FakeTrainer
+
+        return FakeTrainer.resume(newest)[0] if newest else FakeTrainer(model_dir)
+    import torch
+
+    torch.set_num_threads(1)
+    config = train_config(scenario)
     if section.engine == "torch":
         from forge.train.engine import TrainEngine
 

@@ -147,6 +147,14 @@ class LiveWorld:
             outcome = replace(outcome, reward=None, reason=DeathReason.AGENT_CRASH, detail=detail)
         if opened.overdrawn is not None:
             outcome = replace(outcome, reward=None, reason=DeathReason.BUDGET, detail=opened.overdrawn)
+        if outcome.turns == 0 and opened.measured is not None:  # of a program that nobody looks into
+            seen = opened.measured
+            outcome = replace(
+                outcome,
+                turns=seen.turns,
+                tool_calls=outcome.tool_calls or seen.tool_calls,
+                tool_wait_s=outcome.tool_wait_s or seen.tool_wait_s,
+            )
         # How it ended is the launcher's to say; what it cannot know may have come over HTTP.
         outcome = replace(opened.report, reward=None, reason=None).outcome(outcome)
         now = self.clock()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 #: where commands find their workspace
 WORKSPACE = "/workspace"
+#: where a guest finds its home, and the port of its own loopback that leads to its door
+HOME, DOOR = "/home/agent", 8000
 #: what a command may write, as a multiple of what is kept of it
 FLOOD = 16
 
@@ -42,6 +48,22 @@ class Result:
     met: tuple[Met, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """What a program needs that is no command of an agent but an agent itself.
+
+    `folders` of this machine are there at their own paths, read-only. `home` are the files that `HOME` begins with, by
+    their paths in it; it holds `home_mib` at most and is gone with the program. `door` is handed the socket that
+    listens at `DOOR`, inside, and serves it; no other connection leads out.
+    """
+
+    folders: tuple[Path, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    home: Mapping[str, bytes] = field(default_factory=dict)
+    home_mib: int = 256
+    door: Callable[[socket.socket], AbstractAsyncContextManager[None]] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A file of a workspace by its path within it; `size` in bytes, null for a link or anything else."""
@@ -66,8 +88,9 @@ class Sandbox(Protocol):
     #: the limits that this machine cannot keep, in words; () where it keeps all
     missing: tuple[str, ...]
 
-    async def run(self, command: str, stdin: bytes = b"", limits: Limits = ...) -> Result:
-        """Run a line of bash to its end or its limits. Cancelling ends the command first."""
+    async def run(self, command: str, stdin: bytes = b"", limits: Limits = ..., guest: Guest | None = None) -> Result:
+        """Run a line of bash to its end or its limits, as a `guest`'s where there is one. Cancelling ends the command
+        first."""
         ...
 
     def read(self, path: str) -> bytes:

@@ -9,10 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from forge.sandbox import cgroups
-from forge.sandbox.base import WORKSPACE, Entry, Limits, Met, Result
+from forge.sandbox.base import HOME, WORKSPACE, Entry, Guest, Limits, Met, Result
 from forge.sandbox.child import PATH
 from forge.sandbox.command import Command, Ended
 from forge.sandbox.files import Files, used_bytes
+from forge.sandbox.guest import Entrance, bound, opened
 from forge.sandbox.holder import UNPRIVILEGED, Holder
 from forge.types import ForgeError
 
@@ -50,16 +51,25 @@ class Bubblewrap:
             raise ForgeError(f"sandbox: {error.filename}: {error.strerror}") from None
         return Bubblewrap(holder, files, group, disk_mib, folder)
 
-    async def run(self, command: str, stdin: bytes = b"", limits: Limits = Limits()) -> Result:  # noqa: B008 - frozen
+    async def run(
+        self,
+        command: str,
+        stdin: bytes = b"",
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        guest: Guest | None = None,
+    ) -> Result:
         async with self._turn:
             if self._closed:
                 raise ForgeError("sandbox: it is closed")
-            self._group.limit(limits, self._disk_mib)
+            self._group.limit(limits, self._disk_mib + (guest.home_mib if guest else 0))
             before = self._group.counts()
             began = time.monotonic()
-            inside = [*self._per_process(limits), "--", "bash", "-c", command]
-            running = await Command.start(self._bubblewrap(), inside, stdin, self._group.add)
-            ended = await running.end(limits, self._full if self._folder else None)
+            with opened(guest) as entrance:
+                inside = [*entrance.opens, *self._per_process(limits, guest), "--", "bash", "-c", command]
+                outside = self._bubblewrap(guest, entrance)
+                running = await Command.start(outside, inside, stdin, self._group.add, entrance.keep)
+                async with entrance.served():
+                    ended = await running.end(limits, self._full if self._folder else None)
             return self._result(ended, time.monotonic() - began, before)
 
     def _result(self, ended: Ended, seconds: float, before: dict[Met, int]) -> Result:
@@ -90,16 +100,18 @@ class Bubblewrap:
         while not self._no_room():
             await asyncio.sleep(_LOOK_S)
 
-    def _per_process(self, limits: Limits) -> list[str]:
-        arguments = ["prlimit", "--core=0", "--nofile=1024", f"--fsize={self._disk_mib * _MIB}"]
+    def _per_process(self, limits: Limits, guest: Guest | None) -> list[str]:
+        largest = max(self._disk_mib, guest.home_mib if guest else 0)
+        arguments = ["prlimit", "--core=0", "--nofile=1024", f"--fsize={largest * _MIB}"]
         arguments.append(f"--cpu={limits.cpu_seconds}:{limits.cpu_seconds + 1}")
         if "pids" not in self._group.places:
             arguments.append(f"--nproc={limits.processes}")
         if "memory" not in self._group.places:
-            arguments.append(f"--as={limits.memory_mib * _MIB}")
+            # The run-times that agents are written in reserve far more addresses than they use.
+            arguments.append(f"--{'data' if guest else 'as'}={limits.memory_mib * _MIB}")
         return arguments
 
-    def _bubblewrap(self) -> list[str]:
+    def _bubblewrap(self, guest: Guest | None, entrance: Entrance) -> list[str]:
         binds = (str(self._folder) if self._folder else self._holder.path("workspace"), WORKSPACE)
         return [
             *self._holder.prefix,
@@ -110,9 +122,11 @@ class Bubblewrap:
             *_system(),
             *("--proc", "/proc", "--dev", "/dev", "--bind", self._holder.path("shm"), "/dev/shm"),
             *("--bind", *binds, "--bind", self._holder.path("tmp"), "/tmp"),
+            *(bound(guest, entrance) if guest else ()),
             # Else both are file systems to write to, of a size that nobody limits.
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKSPACE),
-            *("--setenv", "PATH", PATH, "--setenv", "HOME", WORKSPACE, "--setenv", "LANG", "C.UTF-8"),
+            *("--setenv", "PATH", PATH, "--setenv", "LANG", "C.UTF-8"),
+            *(part for name, value in _variables(guest).items() for part in ("--setenv", name, value)),
         ]
 
     def read(self, path: str) -> bytes:
@@ -131,6 +145,10 @@ class Bubblewrap:
                 self._files.close()
                 await self._holder.end()
                 await self._group.remove()
+
+
+def _variables(guest: Guest | None) -> dict[str, str]:
+    return {"HOME": HOME, **guest.environment} if guest else {"HOME": WORKSPACE}
 
 
 def _owner(folder: Path | None) -> int:

@@ -44,10 +44,14 @@ class Command:
 
     @staticmethod
     async def start(
-        bubblewrap: Sequence[str], command: Sequence[str], stdin: bytes, join: Callable[[int], None]
+        bubblewrap: Sequence[str],
+        command: Sequence[str],
+        stdin: bytes,
+        join: Callable[[int], None],
+        keep: tuple[int, ...] = (),
     ) -> Command:
-        """Set up all but the command itself; `join` is told the first process before it starts another. Raises
-        ForgeError."""
+        """Set up all but the command itself; `join` is told the first process before it starts another. Descriptors to
+        `keep` stay open in it. Raises ForgeError."""
         info, info_there = os.pipe()
         held, release = os.pipe()
         given = os.memfd_create("stdin")
@@ -56,7 +60,7 @@ class Command:
         gate = os.dup(held)
         pipes = ("--info-fd", str(info_there), "--block-fd", str(held), "bash", "-c", _GATE, str(gate))
         try:
-            outer = Child([*bubblewrap, *pipes, *command], stdin=given, keep=(info_there, held, gate))
+            outer = Child([*bubblewrap, *pipes, *command], stdin=given, keep=(info_there, held, gate, *keep))
         except OSError as error:
             os.close(info)
             os.close(release)

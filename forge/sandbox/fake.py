@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forge.sandbox.base import Entry, Limits, Result, WorkspaceError
+from forge.sandbox.base import Entry, Guest, Limits, Result, WorkspaceError
 from forge.sandbox.files import parts_of
 
 
@@ -17,7 +17,13 @@ class FakeSandbox:
         self._answers = dict(answers or {})
         self._files: dict[str, bytes] = {}
 
-    async def run(self, command: str, stdin: bytes = b"", limits: Limits = Limits()) -> Result:  # noqa: ARG002, B008
+    async def run(
+        self,
+        command: str,
+        stdin: bytes = b"",  # noqa: ARG002
+        limits: Limits = Limits(),  # noqa: ARG002, B008
+        guest: Guest | None = None,  # noqa: ARG002
+    ) -> Result:
         unknown = Result(exit_code=127, output=f"bash: {command}: command not found\n", cut=False, seconds=0.0)
         return self._answers.get(command, unknown)
 

@@ -27,11 +27,11 @@ from forge.train.cispo import RatioStats, ratio_stats
 from forge.train.forward import Share
 from forge.train.microbatch import MicroBatch, forward_length
 from forge.train.planner import Part
+from forge.train.protocol import StepMetrics
 from forge.train.step import (
     OPTIMIZER_FILE,
     Gradient,
     NonFiniteGradientError,
-    StepMetrics,
     TrainConfig,
     adamw,
     has_signal,

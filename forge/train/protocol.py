@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from forge.train.step import StepMetrics
 from forge.types import Json, TrainSample
+
+if TYPE_CHECKING:  # it knows torch, which not every train engine needs
+    from forge.train.cispo import RatioStats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMetrics:
+    """One optimiser step. Counts ending in `tokens` and `samples` are of the whole batch unless said otherwise.
+
+    `skipped_samples` had only zero advantages and were not forwarded. The others have `flat_tokens` in all, of which
+    `forward_tokens` were forwarded, and `padded_tokens` with padding. `ratio`, `entropy` (mean nats) are over the
+    forwarded loss tokens before the update; None if there were none. `grad_norm` is before clipping. `seconds` is wall
+    time.
+
+    `update_variance` is the trace of the unbiased covariance of the micro-batch gradients, each scaled to estimate
+    the batch gradient: with h_i = M g_i, mean h = G = sum g_i, it is `M/(M-1) * (mean ||h_i||^2 - ||G||^2)`. None for
+    M < 2. It falls as micro-batches grow; divided by `micro_batches` it estimates the variance of G itself. The
+    micro-batches are sorted by length, hence not exchangeable: differences between long and short samples count too.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    update_variance: float | None
+    micro_batches: int
+    samples: int
+    skipped_samples: int
+    tokens: int
+    loss_tokens: int
+    flat_tokens: int
+    forward_tokens: int
+    padded_tokens: int
+    ratio: RatioStats | None
+    entropy: float | None
+    seconds: float
 
 
 class Trainer(Protocol):
     """A model and its optimiser. `forge.train.engine.TrainEngine` is one process; `forge.train.zero.engine.ZeroEngine`
-    spreads the same steps over ranks. Each begins with a model folder, or with any checkpoint of either (`resume`).
+    spreads the same steps over ranks; `forge.train.fake_engine.FakeTrainer` learns nothing. Each begins with a model
+    folder, or with any checkpoint of the first two (`resume`); the third also with its own.
 
-    Both raise ForgeError for what the user has to mend, and then are of no more use.
+    All raise ForgeError for what the user has to mend, and then are of no more use.
     """
 
     steps: int

@@ -12,6 +12,7 @@ from torch import Tensor
 from forge.train.attention import Backend
 from forge.train.cispo import CispoConfig, RatioStats, denominators
 from forge.train.microbatch import forward_length
+from forge.train.protocol import StepMetrics
 from forge.types import TrainSample
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -55,38 +56,6 @@ class TrainConfig:
             raise ValueError(f"train.dtype = {self.dtype!r}: must be 'float32', 'float64' or 'bfloat16'")
         if self.merge not in ("tree", "none"):
             raise ValueError(f"train.merge = {self.merge!r}: must be 'tree' or 'none'")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepMetrics:
-    """One optimiser step. Counts ending in `tokens` and `samples` are of the whole batch unless said otherwise.
-
-    `skipped_samples` had only zero advantages and were not forwarded. The others have `flat_tokens` in all, of which
-    `forward_tokens` were forwarded, and `padded_tokens` with padding. `ratio`, `entropy` (mean nats) are over the
-    forwarded loss tokens before the update; None if there were none. `grad_norm` is before clipping. `seconds` is wall
-    time.
-
-    `update_variance` is the trace of the unbiased covariance of the micro-batch gradients, each scaled to estimate
-    the batch gradient: with h_i = M g_i, mean h = G = sum g_i, it is `M/(M-1) * (mean ||h_i||^2 - ||G||^2)`. None for
-    M < 2. It falls as micro-batches grow; divided by `micro_batches` it estimates the variance of G itself. The
-    micro-batches are sorted by length, hence not exchangeable: differences between long and short samples count too.
-    """
-
-    step: int
-    loss: float
-    grad_norm: float
-    update_variance: float | None
-    micro_batches: int
-    samples: int
-    skipped_samples: int
-    tokens: int
-    loss_tokens: int
-    flat_tokens: int
-    forward_tokens: int
-    padded_tokens: int
-    ratio: RatioStats | None
-    entropy: float | None
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

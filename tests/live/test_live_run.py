@@ -30,8 +30,8 @@ SETTINGS = [
     "policy.router.kind=round_robin",
 ]
 
-#: The deterministic engine: what is tested is the run around it.
-FAKE = ('engine={kind="fake",max_context=512}', "eval.tasks=0")
+#: The engines without torch: what is tested is the run around them.
+FAKE = ('engine={kind="fake",max_context=512}', "train.engine=fake", "eval.tasks=0")
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -78,7 +78,7 @@ def test_refused_requests_are_asked_again_and_nothing_dies_of_it(tmp_path: Path)
 
 def test_who_overdraws_its_budget_dies_of_it_and_conversations_are_told(tmp_path: Path) -> None:
     """One call is enough for those that need no tool."""
-    limits = ("eval.tasks=0", "live.trajectory_calls=1", "live.request_log=true")
+    limits = ("eval.tasks=0", "train.engine=fake", "live.trajectory_calls=1", "live.request_log=true")
     done = subprocess.run(command(tmp_path, "stop={items=8}", *limits), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     folder = RunFolder.open((tmp_path / "latest").resolve())
@@ -202,7 +202,9 @@ def test_stragglers_are_parked_and_killed_when_left_behind(tmp_path: Path) -> No
     queue = "queue={n=8,batch=2,concurrency=6,group=2,item_timeout_s=90}"
     escape = 'policy.scheduler={kind="windowed_fifo",fraction=0.3,park_items=3,park_after_s=1.0,park_reach=4}'
     done = subprocess.run(
-        command(tmp_path, "eval.tasks=0", "stop={items=24}", queue, slow, escape), capture_output=True, text=True
+        command(tmp_path, "eval.tasks=0", "train.engine=fake", "stop={items=24}", queue, slow, escape),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     folder = RunFolder.open((tmp_path / "latest").resolve())

@@ -22,11 +22,11 @@ from forge.train import checkpoint
 from forge.train.checkpoint import Checkpointed, Position
 from forge.train.cispo import RatioStats, ratio_stats
 from forge.train.microbatch import forward_length
+from forge.train.protocol import StepMetrics
 from forge.train.step import (
     OPTIMIZER_FILE,
     Gradient,
     NonFiniteGradientError,
-    StepMetrics,
     TrainConfig,
     has_signal,
     prepared,

@@ -1,0 +1,1 @@
+"""Agent programs of others, run unchanged as rollout workers: recipes, launcher, installer."""

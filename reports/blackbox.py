@@ -1,0 +1,111 @@
+"""Agent programs of others against the gateway: `forge bench blackbox`, as a table.
+
+    .venv/bin/python reports/blackbox.py [--only NAME ...] [--pages-only]
+
+Writes reports/blackbox/: results.json (what the bench prints), results.md. First `forge blackbox install`. With --only
+those cases are run again, and the other rows stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent / "blackbox"
+FAULTS = ("429", "500", "cut", "stall")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--only", nargs="+", default=[], help="cases of forge/bench/blackbox.toml")
+    arguments.add_argument("--pages-only", action="store_true", help="from results.json")
+    given = arguments.parse_args()
+    from forge.runs import read_json, write_json, write_text
+
+    before = read_json(HERE / "results.json")
+    if not given.pages_only:
+        write_json(HERE / "results.json", joined(before, measure(given.only)) if given.only else measure([]))
+    results = read_json(HERE / "results.json")
+    assert results is not None, "no results.json: run without --pages-only first"
+    write_text(HERE / "results.md", "\n".join(page(results)) + "\n")
+
+
+def measure(names: list[str]) -> dict[str, Any]:
+    from forge.bench.blackbox import run
+    from forge.doctor import machine
+
+    return {"machine": machine(), **run(names, [], lambda said: print(said, flush=True))}
+
+
+def joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """The rows of before, those run again replaced; counts anew."""
+    if before is None:
+        return now
+    again = {row["program"] for row in now["rows"]}
+    rows = [row for row in before["rows"] if row["program"] not in again] + now["rows"]
+    out = {name: why for name, why in before["left_out"].items() if name.partition(",")[0] not in again}
+    figures = {
+        "runs": len(rows),
+        "finished": sum(row["finished"] for row in rows),
+        "trees_as_expected": sum(row["shape"] in row["expected"] for row in rows),
+    }
+    return {**now, "rows": rows, "left_out": {**out, **now["left_out"]}, "figures": figures}
+
+
+def page(results: dict[str, Any]) -> list[str]:
+    figures, programs = results["figures"], list(dict.fromkeys(row["program"] for row in results["rows"]))
+    rows = {(row["program"], row["variant"]): row for row in results["rows"]}
+    lines = [
+        "# Agent programs of others against the gateway",
+        "",
+        f"{len(programs)} recipes, {figures['runs']} runs: {figures['finished']} finished their task by the verifier's "
+        f"word, {figures['trees_as_expected']} left the tree that `forge/bench/blackbox.toml` expects. Unmodified "
+        "programs, each run in a sandbox with a fresh home and no network but its own trajectory; the real gateway; a "
+        "scripted policy. A cell: requests, and the tree. `root 2` is one conversation of two completions; what forks "
+        "off it stands in parentheses, with the gateway's reason.",
+        "",
+        "| program | API | stream | in peace | seconds | echoes |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [_plain(name, rows) for name in programs]
+    lines += ["", "| program | " + " | ".join(_TITLES[one] for one in FAULTS) + " |", "|---" * 5 + "|"]
+    lines += [f"| {name} | " + " | ".join(_cell(rows.get((name, one))) for one in FAULTS) + " |" for name in programs]
+    lines += ["", "| program | compaction | sub-agent |", "|---|---|---|"]
+    special = [name for name in programs if {(name, "compaction"), (name, "sub_agent")} & set(rows)]
+    lines += [
+        f"| {name} | {_cell(rows.get((name, 'compaction')))} | {_cell(rows.get((name, 'sub_agent')))} |"
+        for name in special
+    ]
+    if missing := {what: why for what, why in results["left_out"].items() if why != "it has none"}:
+        lines += ["", "Left out:", "", *(f"- {what}: {why}" for what, why in missing.items())]
+    unlike = [row for row in results["rows"] if not row["as_expected"]]
+    if unlike:
+        lines += ["", "Not as expected:", ""]
+        lines += [f"- {row['program']}, {row['variant']}: {row['outcome']}, {row['shape']}" for row in unlike]
+    return lines
+
+
+_TITLES = {"429": "429, Retry-After 1", "500": "500", "cut": "cut mid-answer", "stall": "no answer for 6 s"}
+
+
+def _plain(name: str, rows: dict[tuple[str, str], Any]) -> str:
+    row = rows.get((name, "plain"))
+    if row is None:
+        return f"| {name} | - | - | - | - | - |"
+    echoes = ", ".join(f"{kind} {count}" for kind, count in row["echoes"].items())
+    streamed = "yes" if row["streamed"] else "no"
+    return (
+        f"| {name} {row['version']} | {row['protocol']} | {streamed} | {_cell(row)} | {row['seconds']:.0f} | {echoes} |"
+    )
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    mark = "" if row["finished"] else f"**not finished** ({row['outcome'][:60]}): "
+    return f"{mark}{row['requests']}; {row['shape'] or 'no completion'}"
+
+
+if __name__ == "__main__":
+    main()
