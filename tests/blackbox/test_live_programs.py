@@ -46,6 +46,7 @@ def command(root: Path, recipe: Path, *settings: str) -> list[str]:
 
 
 @pytest.mark.skipif(any(shutil.which(name) is None for name in NEEDED), reason="needs bubblewrap")
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_run_trains_on_what_a_program_did(tmp_path: Path) -> None:
     done = subprocess.run(
