@@ -44,6 +44,8 @@ class Completion:
     `logprobs[i]` and `versions[i]` belong to `sampled_ids[i]`. Times are seconds on the run's clock.
     `finish` is the engine's reason ("stop", "length", "cancelled"). `temperature` is the one sampled at. It goes on
     from the reply of completion `parent` of its trajectory; `fork` says why not plainly (forge.gateway.recovery.Fork).
+    `constrained`: it was sampled under a grammar; then a token of log probability 0 was the only one allowed, no choice
+    of the policy, and carries no loss.
     """
 
     trajectory: str
@@ -60,12 +62,15 @@ class Completion:
     instance: int
     parent: int | None = None
     fork: str | None = None
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What the agent side says of one trajectory. `reward` is null when it died; `reason` then says why.
-    `reward_parts`: what the reward was made of, where the agent side tells; by name."""
+    `reward_parts`: what the reward was made of, where the agent side tells; by name. `scaffold`: id of the one it ran
+    in (forge.scaffolds); `faults`: what was wrong with replies and calls, by kind; `contexts`: the record of a context
+    that was not only appended to (forge.agents.record)."""
 
     trajectory: str
     reward: float | None
@@ -76,6 +81,9 @@ class Outcome:
     tool_wait_s: float = 0.0
     detail: str = ""
     reward_parts: Mapping[str, float] = field(default_factory=dict)
+    scaffold: str = ""
+    faults: Mapping[str, int] = field(default_factory=dict)
+    contexts: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from forge.formats import ToolStream, tool_prompting
+from forge.formats import ToolFormat, ToolStream, tool_prompting
 from forge.gateway import conversation
 from forge.gateway.chat_template import ChatError, ChatTemplate, read_json
 from forge.gateway.prompt_tokens import PromptTokenizer
@@ -140,6 +140,16 @@ class HfChatCodec:
         """All of it, end-of-turn tokens too: for people."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
+
+    @property
+    def added_tokens(self) -> frozenset[str]:
+        """Texts that are a token whatever stands around them, such as tags."""
+        return frozenset(token.content for token in self._tokenizer.get_added_tokens_decoder().values())
+
+    @property
+    def tool_format(self) -> ToolFormat:
+        """The format that replies are read in."""
+        return self._format
 
     def tool_stream(self, tools: Sequence[Json] = ()) -> ToolStream:
         return self._format.stream(tools)

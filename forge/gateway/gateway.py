@@ -71,7 +71,7 @@ class Gateway:
         room = self.backend.max_context - longest
         if room < 1:
             raise TooLong(longest, self.backend.max_context)
-        sampling, unkept = self._constrained(request, self._sampling(request, defaults, room))
+        sampling, unkept = self._constrained(request, prompts[0], self._sampling(request, defaults, room))
         jobs = [
             self._job(key[0], request, asked, prompt, sampling, nth) for prompt in prompts for nth in range(request.n)
         ]
@@ -201,15 +201,20 @@ class Gateway:
             seed=defaults.seed if pinned or request.seed is None else request.seed,
         )
 
-    def _constrained(self, request: Request, sampling: Sampling) -> tuple[Sampling, tuple[str, ...]]:
-        """The sampling that keeps what can be kept, and the fields that are not."""
+    def _constrained(
+        self, request: Request, prompt_ids: tuple[int, ...], sampling: Sampling
+    ) -> tuple[Sampling, tuple[str, ...]]:
+        """The sampling that keeps what can be kept, and the fields that are not. A forced call comes first in
+        `constraints`, and is no content whose format a second one could ask for."""
         unkept = list(request.overlooked)
         for constraint in request.constraints:
-            kept = self._constrain(constraint, sampling) if self._constrain else None
-            if kept is None:
+            if sampling.grammar is not None:
+                break
+            grammar = self._constrain(constraint, request, prompt_ids) if self._constrain else None
+            if grammar is None:
                 unkept.append(constraint.field)
             else:
-                sampling = kept
+                sampling = replace(sampling, grammar=grammar)
         return sampling, tuple(unkept)
 
     def _link(self, generation: Generation) -> Linked:

@@ -172,6 +172,7 @@ class Generation:
             first_token_s=self._first_token_s,
             finished_s=self._finished_s,
             instance=self._instance,
+            constrained=self.job.sampling.grammar is not None,
         )
         self._record(self, completion)
 

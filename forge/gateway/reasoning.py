@@ -29,6 +29,7 @@ class ReasoningStream:
     """
 
     def __init__(self, *, opened: bool) -> None:
+        self.opened = opened
         self._at: Literal["start", "thought", "gap", "answer"] = "thought" if opened else "start"
         self._held = ""
         self._begun = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from forge.rollout.engine import Sampling
 from forge.types import Json
 
 #: A prompt that is no conversation: text, or token ids.
@@ -24,10 +23,6 @@ class Constraint:
     calls: bool = False
     tools: tuple[str, ...] = ()
     schema: Json | None = None
-
-
-#: Makes sampling keep a constraint; None where it cannot. The seam for engines that decode under a grammar.
-Constrain = Callable[[Constraint, Sampling], Sampling | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,3 +53,8 @@ class Request:
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
+
+
+#: The grammar (forge.rollout.grammar) whose sentences are the replies to this prompt of the request that keep the
+#: constraint; None where there is no such grammar. The seam for engines that decode under one.
+Constrain = Callable[[Constraint, Request, tuple[int, ...]], str | None]

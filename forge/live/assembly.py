@@ -20,6 +20,7 @@ from forge.gateway.access import access_tokens
 from forge.gateway.app import create_app
 from forge.gateway.budget import Budget
 from forge.gateway.chat import HfChatCodec, template_warning
+from forge.gateway.constrain import constrainer
 from forge.gateway.request_log import RequestLog
 from forge.gateway.server import calm_collector, serve
 from forge.live import agent_worker, trainer_worker
@@ -125,7 +126,8 @@ async def assemble(scenario: Scenario, folder: RunFolder, console: Console, *, r
         live = scenario.live
         tokens = access_tokens(live.host, live.tokens, "live.host", "live.tokens")
         log = stack.enter_context(RequestLog(folder.path / REQUEST_LOG)) if live.request_log else None
-        app = create_app(world.backend, codec, pin_sampling=True, tokens=tokens, log=log)
+        constrain = None if scenario.engine.kind == "fake" else constrainer(codec, model)
+        app = create_app(world.backend, codec, pin_sampling=True, constrain=constrain, tokens=tokens, log=log)
         world.backend.gateway = app.state.gateway
         server = await serve(app, host=live.host, port=live.port)
         stack.push_async_callback(server.stop)

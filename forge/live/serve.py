@@ -14,6 +14,7 @@ from forge.gateway.access import access_tokens
 from forge.gateway.app import create_app
 from forge.gateway.budget import Budget
 from forge.gateway.chat import HfChatCodec, template_warning
+from forge.gateway.constrain import constrainer
 from forge.gateway.local import EngineBackend
 from forge.gateway.request_log import RequestLog
 from forge.gateway.server import calm_collector, loop_factory, serve
@@ -65,7 +66,10 @@ async def _serve(service: Service, console: Console) -> None:
         log = stack.enter_context(RequestLog(service.log)) if service.log else None
         backend = _backend(service, folder, recording)
         stack.callback(backend.close)
-        app = create_app(backend, codec, pin_sampling=recording is not None, tokens=tokens, log=log)
+        constrain = constrainer(codec, folder)
+        app = create_app(
+            backend, codec, pin_sampling=recording is not None, constrain=constrain, tokens=tokens, log=log
+        )
         backend.sessions.attach(app.state.gateway)
         stack.callback(backend.sessions.close_all, "the gateway was stopped")
         server = await serve(app, host=service.host, port=service.port)

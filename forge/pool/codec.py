@@ -22,11 +22,11 @@ from forge.types import Completion, DeathReason, Json, Outcome, Trajectory
 _LEVEL = 1  # higher levels cost time and save under 1%: what repeats is taken out before
 _SCALARS = (
     *("trajectory", "index", "finish", "temperature", "received_s", "first_token_s", "finished_s", "instance"),
-    *("parent", "fork"),  # not in pools written before there were any
+    *("parent", "fork", "constrained"),  # not in pools written before there were any
 )
 _OUTCOME = (
     *("trajectory", "reward", "reason", "turns", "tool_calls", "tool_errors", "tool_wait_s", "detail"),
-    "reward_parts",  # not in pools written before there were any
+    *("reward_parts", "scaffold", "faults", "contexts"),  # not in pools written before there were any
 )
 _scalars_of = attrgetter(*_SCALARS)
 _outcome_of = attrgetter(*_OUTCOME)

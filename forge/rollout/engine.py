@@ -22,7 +22,8 @@ class Sampling:
 
     `temperature == 0` is greedy. `stop_ids` end the completion; the stop token is kept as the last sampled id,
     because the policy chose it and is trained on it. `seed` makes this request's draws repeatable whatever else
-    is in the batch.
+    is in the batch. `grammar`: what the completion must obey (forge.rollout.grammar); an engine that cannot see to it
+    refuses the request.
     """
 
     max_tokens: int = 256
@@ -30,6 +31,7 @@ class Sampling:
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     seed: int | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,9 @@ class Delta:
     """New tokens of one request after one step.
 
     `logprobs[i]` is the log probability of `token_ids[i]` under the distribution actually sampled (after
-    temperature and top_p; under the plain softmax when greedy). `versions[i]` is the weights version that sampled
+    temperature, grammar and top_p; under the softmax of what the grammar allows when greedy). So a trainer, which knows
+    no grammar, gets the very importance ratio of its policy to what sampled the token; a token that was the only one
+    allowed has log probability 0 and tells nothing of the policy. `versions[i]` is the weights version that sampled
     token i. `finish` is set on the last delta only. A cancelled request yields a last delta with no tokens.
     """
 

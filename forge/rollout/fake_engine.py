@@ -85,7 +85,7 @@ class FakeEngine:
     def add(self, request: EngineRequest) -> None:
         if request.id in self._jobs:
             raise EngineError(f"request {request.id!r} is already in flight")
-        check_request(request, vocab_size=self._vocab_size, max_context=self.max_context)
+        check_request(request, vocab_size=self._vocab_size, max_context=self.max_context, knows_grammars=False)
         key = request_key(request.sampling.seed, self._seed, self._added)
         scripted = None if callable(self._script) else tuple(self._script[self._added % len(self._script)])
         self._jobs[request.id] = _Job(request, key, scripted)

@@ -13,8 +13,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MASK = 2**64 - 1
 
 
-def check_request(request: EngineRequest, *, vocab_size: int, max_context: int) -> None:
+def check_request(request: EngineRequest, *, vocab_size: int, max_context: int, knows_grammars: bool = True) -> None:
     """Raise EngineError, naming value and limit, for a request no engine with these limits can serve."""
+    if request.sampling.grammar is not None and not knows_grammars:
+        raise EngineError(f"request {request.id!r}: a grammar, which this engine does not know")
     prompt = request.prompt_ids
     if not prompt:
         raise EngineError(f"request {request.id!r}: the prompt is empty")

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from forge.rollout.attention import ATTENTION, check_supported
 from forge.rollout.engine import Delta, EngineError, EngineRequest, EngineStats, FinishReason
+from forge.rollout.grammar import Grammars, Matcher
 from forge.rollout.kv_cache import SlotCache
 from forge.rollout.requests import check_request, draws, record_step, request_key
 from forge.rollout.sampler import sample
@@ -46,6 +47,7 @@ class _Queued:
     request: EngineRequest
     key: int
     order: int
+    matcher: Matcher | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class _Running:
     id: str
     stop_ids: frozenset[int]
     limit: int
+    matcher: Matcher | None
 
     def finish(self, token: int, total: int) -> FinishReason | None:
         if token in self.stop_ids:
@@ -91,10 +94,12 @@ class TorchEngine:
     ) -> None:
         if min(slots, prefill_chunk) < 1 or max_context < 2:
             raise EngineError(f"slots {slots}, prefill_chunk {prefill_chunk}, max_context {max_context}: too small")
+        folder = Path(model) if isinstance(model, (str, Path)) else None
         self._model = _open(model, dtype)
         config = self._model.config.get_text_config(decoder=True)
         check_supported(config, max_context)
         self._vocab_size = int(self._model.get_input_embeddings().num_embeddings)
+        self._grammars = Grammars(folder, self._vocab_size)
         self.max_context = max_context
         self._prefill_chunk = prefill_chunk
         self._seed = seed
@@ -122,8 +127,9 @@ class TorchEngine:
         if request.id in self._in_flight:
             raise EngineError(f"request {request.id!r} is already in flight")
         check_request(request, vocab_size=self._vocab_size, max_context=self.max_context)
+        matcher = self._grammars.matcher(request.sampling)
         key = request_key(request.sampling.seed, self._seed, self._added)
-        self._queue.append(_Queued(request, key, self._added))
+        self._queue.append(_Queued(request, key, self._added, matcher))
         self._in_flight.add(request.id)
         self._added += 1
 
@@ -189,7 +195,7 @@ class TorchEngine:
             size = len(prompt)
             self._rows[row] = (True, size, size, queued.order, queued.key, sampling.temperature, sampling.top_p)
             limit = min(size + sampling.max_tokens, self.max_context)
-            self._running[row] = _Running(request.id, frozenset(sampling.stop_ids), limit)
+            self._running[row] = _Running(request.id, frozenset(sampling.stop_ids), limit, queued.matcher)
 
     def _compact(self) -> Rows:
         """Move the rows that decode to the front, where a forward reads them as a view; returns 0..n-1."""
@@ -229,8 +235,13 @@ class TorchEngine:
         lengths = self._cache.length[rows] + np.concatenate([counts for _, counts in parts])
         ends = lengths >= self._rows["known"][rows]
         asked = self._rows[rows[ends]]
+        scores = torch.cat(logits)[torch.from_numpy(ends)]
+        for at, row in enumerate(rows[ends].tolist()):
+            if (running := self._running[row]) and running.matcher:
+                forbidden = torch.from_numpy(running.matcher.forbidden(self._vocab_size))
+                scores[at].masked_fill_(forbidden.to(scores.device), -torch.inf)
         ids, logprobs = sample(
-            torch.cat(logits)[torch.from_numpy(ends)],
+            scores,
             temperature=asked["temperature"],
             top_p=asked["top_p"],
             draws=draws(asked["key"], lengths[ends] - asked["prompt"]),
@@ -271,6 +282,8 @@ class TorchEngine:
         for row, length, token, logprob in zip(*columns, strict=True):
             running = self._running[row]
             assert running is not None
+            if running.matcher is not None:
+                running.matcher.take(token)
             finish = running.finish(token, length + 1)
             if finish is not None:
                 self._release(row)

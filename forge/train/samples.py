@@ -84,9 +84,12 @@ def _sample(trajectory: Trajectory, strand: Strand, advantages: Sequence[float])
     n = len(strand.token_ids)
     loss, logprobs, spread = [False] * n, [0.0] * n, [0.0] * n
     for start, i in strand.spans:
-        for t, logprob in enumerate(trajectory.completions[i].logprobs, start):
+        completion = trajectory.completions[i]
+        for t, logprob in enumerate(completion.logprobs, start):
             if t == 0:
                 continue  # sampled from an empty prompt: nothing precedes it, so the trainer has no logprob for it
+            if completion.constrained and logprob == 0.0:
+                continue  # the only token that its grammar allowed
             loss[t], logprobs[t], spread[t] = True, logprob, float(advantages[i])
     return TrainSample(
         position=trajectory.position,

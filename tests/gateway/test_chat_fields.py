@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 
 import httpx
 import pytest
 from gateway_support import ScriptedBackend, live, until
 
 from forge.gateway.fake_chat import FakeChatCodec
-from forge.gateway.request import Constraint
+from forge.gateway.request import Constraint, Request
 from forge.gateway.tool_format import ToolCall, render
-from forge.rollout.engine import Sampling
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("add", "sub")]
@@ -124,9 +122,10 @@ async def test_what_is_forced_reaches_the_seam_or_is_said_not_to_be_kept(
 ) -> None:
     seen: list[Constraint] = []
 
-    def constrain(asked: Constraint, sampling: Sampling) -> Sampling:
+    def constrain(asked: Constraint, request: Request, prompt_ids: tuple[int, ...]) -> str:
+        assert (request.messages, prompt_ids) == (HELLO, FakeChatCodec().prompt(HELLO, request.tools))
         seen.append(asked)
-        return replace(sampling, stop_ids=(*sampling.stop_ids, 4242))  # stands for a grammar
+        return "a grammar"
 
     for able in (None, constrain):
         backend = ScriptedBackend(lambda _t, _p: TWO)
@@ -136,7 +135,8 @@ async def test_what_is_forced_reaches_the_seam_or_is_said_not_to_be_kept(
                 reply = await client.post(f"{server.url}/t/t1/v1/chat/completions", json=body)
                 assert reply.status_code == 200
                 assert reply.headers.get("x-forge-unenforced") == (None if able else constraint.field)
-                assert (4242 in backend.samplings[-1].stop_ids) == (able is not None)
+                assert backend.samplings[-1].grammar == ("a grammar" if able else None)
+                assert backend.records["t1"][-1].constrained == (able is not None)
     assert seen == [constraint, constraint]
 
 

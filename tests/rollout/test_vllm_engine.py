@@ -279,6 +279,21 @@ def test_a_stream_that_breaks_under_a_healthy_server_is_begun_anew(engine: VllmE
     assert [len(body["token_ids"]) for body in server.bodies] == [3, 4], "one token was handed out before"
 
 
+def test_a_completion_under_a_grammar_comes_whole_and_begins_from_its_prompt(
+    engine: VllmEngine, server: FakeVllm
+) -> None:
+    server.faults.add("cut once")
+    engine.add(request("a", max_tokens=20, grammar='start: "x"'))
+    (delta,) = drain(engine)
+    assert (delta.id, delta.token_ids, delta.finish) == ("a", expected((3, 1, 4), 20), "length")
+    engine.add(request("b"))
+    drain(engine)
+    bodies = [body for body in server.bodies if body["request_id"].startswith("a~")]
+    assert [len(body["token_ids"]) for body in bodies] == [3, 3]
+    assert [body["sampling_params"]["structured_outputs"] for body in bodies] == [{"grammar": 'start: "x"'}] * 2
+    assert "structured_outputs" not in next(b for b in server.bodies if b["request_id"] == "b~1")["sampling_params"]
+
+
 @pytest.mark.parametrize(("fault", "error"), [("cut", EngineDied), ("mislabel", EngineDied), ("refuse", EngineError)])
 def test_faults_of_the_server_are_never_silent(
     engine: VllmEngine, server: FakeVllm, fault: str, error: type[Exception]

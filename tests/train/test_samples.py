@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -103,6 +104,14 @@ def test_a_completion_without_tokens_is_passed_over() -> None:
     turns = (completion(0, (1, 2), ()), completion(1, (1, 2), (3,)), completion(2, (1, 2, 3), ()))
     (sample,) = to_samples(trajectory(*turns), [5.0, 6.0, 7.0])
     assert sample.advantages == (0.0, 0.0, 6.0)
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+def test_a_token_that_its_grammar_forced_carries_no_loss(constrained: bool) -> None:
+    one = replace(completion(0, (1,), (2, 3, 4), logprobs=(-0.5, 0.0, -0.1)), constrained=constrained)
+    (sample,) = to_samples(trajectory(one), [1.0])
+    assert sample.loss == (False, True, not constrained, True)
+    assert sample.logprobs == (0.0, -0.5, 0.0, -0.1)
 
 
 def test_token_0_never_carries_loss() -> None:

@@ -192,6 +192,7 @@ def body_of(request: EngineRequest, sampled: tuple[int, ...], max_tokens: int, s
     `salt` is part of the key of every KV block it makes or finds.
     """
     sampling = request.sampling
+    grammar = {} if sampling.grammar is None else {"structured_outputs": {"grammar": sampling.grammar}}
     return {
         "request_id": key,
         "token_ids": [*request.prompt_ids, *sampled],
@@ -207,6 +208,7 @@ def body_of(request: EngineRequest, sampled: tuple[int, ...], max_tokens: int, s
             "seed": sampling.seed,
             "logprobs": 0,  # of the sampled token alone
             "detokenize": False,
+            **grammar,
         },
     }
 

@@ -70,6 +70,7 @@ def launch(scenario: Scenario, instance: int, model: Path, port: int, scratch: P
         *("--stream-interval", str(STREAM_TOKENS)),
         *("--generation-config", "vllm"),  # not the model's own top_k and the like
         *("--logprobs-mode", "processed_logprobs"),  # of the distribution that is sampled, after temperature and top_p
+        *("--structured-outputs-config.backend", "guidance"),  # the grammars that the embedded engine knows too
         "--enable-scale-out",  # tokens in, tokens out
         "--enable-prompt-tokens-details",
         *("--load-format", "safetensors"),

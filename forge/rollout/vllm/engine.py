@@ -2,7 +2,8 @@
 
 It keeps its own queue, so that what vLLM holds is running there. A request's KV blocks are keyed with the weights that
 it began with (`cache_salt`), so no later request finds a block of other weights. Which weights sampled a token is what
-vLLM says, on the last chunk of a stream: tokens that come after a load in flight are held back until then.
+vLLM says, on the last chunk of a stream: tokens that come after a load in flight are held back until then. So are those
+of a request with a grammar: a server cannot take it up in the middle, so a stream of it that ends early begins anew.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Job:
     """A request, and its present stream at the server: it may take several to end it.
 
     `sampled` were handed out; of them `before` came from earlier streams. `held` is what the present one brought since
-    other weights were loaded under it.
+    other weights were loaded under it, or with a grammar all of it.
     """
 
     request: EngineRequest
@@ -218,7 +219,7 @@ class VllmEngine:
     def _take(self, job: _Job, chunk: Chunk) -> list[Delta]:
         """What may be handed out now that this chunk came."""
         job.held.append(chunk)
-        if chunk.finish is None and job.crossed:
+        if chunk.finish is None and (job.crossed or job.request.sampling.grammar is not None):
             return []
         ids = tuple(token for one in job.held for token in one.token_ids)
         logprobs = tuple(p for one in job.held for p in one.logprobs)
