@@ -37,6 +37,8 @@ FILES = {
     "items.parquet": "one row an item: its times, lag, staleness, reward and where it ended; units are in the schema",
     "capacity.txt": "of a simulated run without a trace: what bounds it, devices a day takes, latencies",
     "meta.json": "real start and elapsed time of every life, the machine, versions, the command",
+    "scores.json": "of `forge eval`: every task's score in every scaffold, means, and the spread between scaffolds",
+    "scores.png": "those means, with their intervals",
     "prediction.json": "what the simulator predicted of this run, written before the first training step",
     "evaluation.json": "score of every held-out task before and after training",
     "trace.perfetto.json": "the run on a time axis, if `forge export --perfetto` made it: open it in ui.perfetto.dev",
@@ -88,8 +90,11 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, root: str | Path, scenario: Scenario, command: Sequence[str] | None = None) -> RunFolder:
-        """Make a new folder under `root`, fill in what is known before a run, and point `root/latest` at it.
+    def create(
+        cls, root: str | Path, scenario: Scenario, command: Sequence[str] | None = None, *, is_latest: bool = True
+    ) -> RunFolder:
+        """Make a new folder under `root`, fill in what is known before a run, and point `root/latest` at it if
+        `is_latest`.
 
         `command` is what was typed; the process's own by default.
         """
@@ -101,7 +106,8 @@ class RunFolder:
         listing = "".join(f"{name:<24}{what}\n" for name, what in FILES.items())
         write_text(folder.path / "README.txt", f"A run of Forge. Not every run makes every file.\n\n{listing}")
         folder.begin_life(command)
-        _point_latest(folder.path)
+        if is_latest:
+            _point_latest(folder.path)
         return folder
 
     @classmethod

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator, model
 from forge.faults import explain
 from forge.policies import Fixed, Parking, Policies
 from forge.queue import QueueShape
-from forge.sections import DomainMix, Efficiency, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
+from forge.sections import Agents, DomainMix, Efficiency, EngineSection, Eval, Live, Model, Queue, Section, Stop, Train
 from forge.sections_sim import Sim
 from forge.types import ForgeError
 
@@ -34,6 +34,7 @@ class Scenario(Section):
     queue: Queue = Queue()
     policy: Policies = Field(default_factory=Policies)
     domains: Annotated[tuple[DomainMix, ...], Field(min_length=1)]
+    agents: Agents = Agents()
     model: Model = Model()
     engine: EngineSection = EngineSection()
     train: Train = Train()

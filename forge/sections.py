@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from forge.formats import tool_prompting
 from forge.processing import AnyBatcher, AnyProcessor, Chain, DropZeroVariance, Survivors
+from forge.scaffolds import DEFAULT, get, select
 from forge.types import LONGEST_S
 
 Positive = Annotated[int, Field(ge=1)]
@@ -81,6 +82,26 @@ class DomainMix(Section):
     tool_wait: ToolWait = ToolWait()
     #: a recipe of scenarios/blackbox/ or of yours: live, its program does the tasks; else Forge's own loop
     agent: str | None = None
+
+
+class Agents(Section):
+    """`scaffolds` in which items are played: ids of `forge scaffolds`, or a table of ids with weights. Each item draws
+    one for all its members, so that they are compared like with like."""
+
+    scaffolds: Annotated[dict[str, Annotated[float, Field(gt=0)]], Field(min_length=1)] = {DEFAULT: 1.0}
+
+    @field_validator("scaffolds", mode="before")
+    @classmethod
+    def _listed(cls, value: object) -> object:
+        """A list weighs all of them alike; it may hold patterns, as `forge eval --scaffolds` does."""
+        if isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+            return dict.fromkeys(select(value), 1.0)
+        return value
+
+    @field_validator("scaffolds")
+    @classmethod
+    def _known(cls, value: dict[str, float]) -> dict[str, float]:
+        return {get(name).id: weight for name, weight in value.items()}
 
 
 class Model(Section):

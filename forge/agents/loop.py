@@ -1,55 +1,48 @@
-"""The agent: a plain tool-calling loop on the stock `openai` client. It knows a base URL and nothing of training."""
+"""The agent: a scaffold (forge.scaffolds) at work on one task. It knows a base URL and nothing of training.
+
+The default scaffold is a plain tool-calling loop on the API's own fields that keeps everything.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import math
-import random
-from dataclasses import dataclass
-from typing import Any
-
 import openai
 
-from forge.domains.base import Domain, Environment, Task, opening
-from forge.domains.tools import use_tool
-from forge.sections import ToolWait
+from forge.agents.episode import Counts, Episode, ToolClock
+from forge.agents.loops import RUN
+from forge.agents.record import record
+from forge.domains.base import Domain, Task
+from forge.scaffolds import DEFAULT, Scaffold, get
 from forge.types import DeathReason, ForgeError, Outcome
 
+__all__ = ["PLAIN", "ToolClock", "run_episode"]
 
-class ToolClock:
-    """Seconds each tool call of one trajectory waits: the declared log-normal with a capped tail, seeded."""
-
-    def __init__(self, wait: ToolWait, key: str) -> None:
-        self._wait = wait
-        self._random = random.Random(key)  # a string seeds by its hash digest, the same in every process
-        self.total_s = 0.0
-
-    async def sleep(self) -> None:
-        if self._wait.median_s == 0:
-            return
-        seconds = self._wait.median_s * math.exp(self._wait.sigma * self._random.gauss(0.0, 1.0))
-        seconds = min(seconds, self._wait.cap_s)
-        self.total_s += seconds
-        await asyncio.sleep(seconds)
-
-
-@dataclass(slots=True)
-class Counts:
-    turns: int = 0
-    tool_calls: int = 0
-    tool_errors: int = 0
+PLAIN = get(DEFAULT)
 
 
 async def run_episode(
-    client: openai.AsyncOpenAI, *, model: str, trajectory: str, domain: Domain, task: Task, clock: ToolClock
+    client: openai.AsyncOpenAI,
+    *,
+    model: str,
+    trajectory: str,
+    domain: Domain,
+    task: Task,
+    clock: ToolClock,
+    scaffold: Scaffold = PLAIN,
+    max_tokens: int | None = None,
 ) -> Outcome:
-    """Play one task to its end and score it. Never raises but for cancellation: a failure is a dead outcome."""
+    """Play one task to its end and score it. Never raises but for cancellation: a failure is a dead outcome.
+
+    `max_tokens` of a reply; as many as the scaffold leaves the domain, if not given.
+    """
     counts = Counts()
+    reward, reason, detail, kept = None, None, "", None
     try:
         environment = await domain.begin(task)
         try:
-            answer = await converse(client, model, domain, task, environment, clock, counts)
-            reward, reason, detail = await environment.score(answer), None, ""
+            room = scaffold.room(domain.max_tokens) if max_tokens is None else max_tokens
+            episode = Episode(client, model, domain, task, environment, clock, counts, scaffold, room)
+            answer = await RUN[scaffold.loop](episode)
+            reward, kept = await environment.score(answer), record(episode.talks, episode.served)
         finally:
             await environment.close()
     except (openai.OpenAIError, ForgeError) as error:
@@ -65,43 +58,7 @@ async def run_episode(
         tool_errors=counts.tool_errors,
         tool_wait_s=clock.total_s,
         detail=detail,
+        scaffold=scaffold.id,
+        faults=dict(counts.faults),
+        contexts=kept,
     )
-
-
-async def converse(
-    client: openai.AsyncOpenAI,
-    model: str,
-    domain: Domain,
-    task: Task,
-    environment: Environment,
-    clock: ToolClock,
-    counts: Counts,
-) -> str:
-    """The final answer: the first assistant message without tool calls, or "" when the turns run out."""
-    messages: list[Any] = opening(task)
-    tools: Any = list(domain.tools(task))
-    options: dict[str, Any] = {"tools": tools} if tools else {}
-    while counts.turns < domain.max_turns:
-        reply = await ask(client, model=model, messages=messages, max_tokens=domain.max_tokens, **options)
-        counts.turns += 1
-        message = reply.choices[0].message
-        if not message.tool_calls:
-            return message.content or ""
-        messages.append(message.model_dump(exclude_none=True))
-        for call in message.tool_calls:
-            assert call.type == "function"
-            counts.tool_calls += 1
-            await clock.sleep()
-            result, worked = await use_tool(environment, call.function.name, call.function.arguments)
-            counts.tool_errors += not worked
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return ""
-
-
-async def ask(client: openai.AsyncOpenAI, **request: Any) -> Any:
-    """One reply. Who is refused (429) more often than the client bears asks on, until the item's time-out."""
-    while True:
-        try:
-            return await client.chat.completions.create(**request)
-        except openai.RateLimitError as refused:
-            await asyncio.sleep(float(refused.response.headers.get("retry-after", 1.0)))

@@ -45,6 +45,7 @@ def main() -> int:
             calibrate,
             dashboard,
             engine,
+            evaluate,
             export,
             formats,
             live,

@@ -208,6 +208,42 @@ def blackbox(
     show_figures(console, result)
 
 
+@bench.command()
+def scaffolds(
+    count: Annotated[int, typer.Option("--count", min=1, help="Combinations that are drawn and played.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Random (scaffold, environment, seed) combinations, each to its end through gateway and pool. A minute."""
+    need_live()
+    from forge.bench.scaffolds import run
+
+    console = Console(stderr=as_json)
+    columns = TextColumn("episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("episodes", total=count)
+        result = run(count, seed, lambda ended: progress.update(task, completed=ended))
+    if as_json:
+        print_json({"bench": "scaffolds", "machine": machine(), **result})
+        return
+    show_scaffolds(console, result)
+
+
+def show_scaffolds(console: Console, result: Json) -> None:
+    console.print(result["protocol"], highlight=False)
+    table = Table("part", "name", box=None, pad_edge=False)
+    for title in ("episodes", "mean reward", "deaths", "turns"):
+        table.add_column(title, justify="right")
+    for row in result["rows"]:
+        numbers = [str(row["episodes"]), f"{row['mean_reward']:.3f}", str(row["deaths"]), f"{row['turns']:.1f}"]
+        table.add_row(row["part"], row["name"], *numbers)
+    console.print(table)
+    for what in ("deaths", "faults", "forks"):
+        told = ", ".join(f"{name} {number}" for name, number in result[what].items())
+        console.print(f"{what}: {told or 'none'}", highlight=False, soft_wrap=True)
+    show_figures(console, result)
+
+
 def show_routing(console: Console, result: Json) -> None:
     console.print(result["protocol"], highlight=False)
     table = Table(box=None, pad_edge=False)

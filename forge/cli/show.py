@@ -65,12 +65,13 @@ def _list(console: Console, rows: list[Json], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    table = Table("trajectory", "domain", "state", "reward", "turns", "sampled", "seconds", "forks", box=None)
+    columns = ("trajectory", "domain", "state", "reward", "turns", "sampled", "seconds", "forks", "scaffold")
+    table = Table(*columns, box=None)
     for row in rows:
         reward = row["death"] if row["reward"] is None else f"{row['reward']:.2f}"
         forks = ", ".join(f"{kind} {count}" for kind, count in row["forks"].items())
         numbers = [str(row["turns"]), str(row["sampled"]), f"{row['seconds']:.2f}"]
-        table.add_row(row["trajectory"], row["domain"], row["state"], str(reward), *numbers, forks)
+        table.add_row(row["trajectory"], row["domain"], row["state"], str(reward), *numbers, forks, row["scaffold"])
     console.print(table)
     console.print("forge show RUN POSITION.MEMBER shows one of them", style="dim")
 

@@ -29,7 +29,14 @@ class Task:
 
 
 class ToolError(Exception):
-    """The model's call was malformed or failed; the message goes back to the model as the tool's result."""
+    """The model's call was malformed or failed; the message goes back to the model as the tool's result.
+
+    `kind` is what it is counted as: arguments, unknown_tool, or failed.
+    """
+
+    def __init__(self, message: str, *, kind: str = "failed") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class Environment(Protocol):

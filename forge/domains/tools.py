@@ -6,7 +6,7 @@ import ast
 import json
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from forge.domains.base import Environment, PureDomain, Task, ToolError
@@ -39,10 +39,10 @@ def string_arguments(arguments: Mapping[str, Any], *names: str) -> list[str]:
     """The string arguments `names`; anything missing, extra or of another type is the model's error."""
     if set(arguments) != set(names):
         expected = ", ".join(names) or "none"
-        raise ToolError(f"expected the argument{'s' * (len(names) != 1)} {expected}")
+        raise ToolError(f"expected the argument{'s' * (len(names) != 1)} {expected}", kind="arguments")
     for name in names:
         if not isinstance(arguments[name], str):
-            raise ToolError(f"{name} is not a string")
+            raise ToolError(f"{name} is not a string", kind="arguments")
     return [arguments[name] for name in names]
 
 
@@ -91,7 +91,7 @@ def look_up(table: Mapping[str, str], arguments: Mapping[str, Any]) -> str:
 
 def unknown_tool(name: str) -> ToolError:
     """For a call of a tool the domain does not offer."""
-    return ToolError("no such tool") if name else ToolError("the call names no tool")
+    return ToolError("no such tool" if name else "the call names no tool", kind="unknown_tool")
 
 
 def run_tool(domain: PureDomain, task: Task, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
@@ -104,10 +104,18 @@ def run_tool(domain: PureDomain, task: Task, name: str, arguments: Mapping[str, 
 
 async def use_tool(environment: Environment, name: str, arguments: str) -> tuple[str, bool]:
     """The same of a call as a model writes it, arguments in JSON, in an environment."""
+    text, kind = await try_call(environment.call, name, arguments)
+    return text, not kind
+
+
+async def try_call(
+    call: Callable[[str, Mapping[str, Any]], Awaitable[str]], name: str, arguments: str
+) -> tuple[str, str]:
+    """What the model is told of a call, and of what kind (ToolError) its error is; "" for none."""
     try:
-        return await environment.call(name, parsed(arguments)), True
+        return await call(name, parsed(arguments)), ""
     except ToolError as error:
-        return failed(error), False
+        return failed(error), error.kind
 
 
 def parsed(arguments: str) -> dict[str, Any]:
@@ -115,9 +123,9 @@ def parsed(arguments: str) -> dict[str, Any]:
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
-        raise ToolError("arguments are not JSON") from None
+        raise ToolError("arguments are not JSON", kind="arguments") from None
     if not isinstance(found, dict):
-        raise ToolError("arguments are not an object")
+        raise ToolError("arguments are not an object", kind="arguments")
     return found
 
 

@@ -108,6 +108,12 @@ class Sessions:
         if report.ended:
             self._close(trajectory, DeathReason.AGENT_CRASH, "ended without a reward")
 
+    def end(self, outcome: Outcome) -> None:
+        """It is over, and whoever launched it knows how it ended; nothing where it never generated."""
+        session = self.open.pop(outcome.trajectory, None)
+        if session is not None:
+            self._keep(session, session.report.outcome(outcome))
+
     def close_idle(self) -> None:
         """To be called now and then."""
         now = self._clock()
@@ -124,8 +130,12 @@ class Sessions:
         """`reason` and `detail` count where nobody reported how it ended."""
         assert self._gateway is not None, "attach the gateway"
         session = self.open.pop(trajectory)
+        tree = self._gateway.tree(trajectory)
+        told = measured(trajectory, tree, session.completions, reason=reason, detail=detail)
+        self._keep(session, session.report.outcome(told))
+
+    def _keep(self, session: Session, outcome: Outcome) -> None:
+        assert self._gateway is not None, "attach the gateway"
         if self._recording is not None:
-            tree = self._gateway.tree(trajectory)
-            told = measured(trajectory, tree, session.completions, reason=reason, detail=detail)
-            self._recording.end(session.completions, session.report.outcome(told), self._clock())
-        self._gateway.forget(trajectory)
+            self._recording.end(session.completions, outcome, self._clock())
+        self._gateway.forget(outcome.trajectory)

@@ -19,6 +19,7 @@ from forge.blackbox.launcher import Gateway, Launch
 from forge.blackbox.recipe import Recipe, folders_of, load
 from forge.domains.base import Task
 from forge.domains.registry import get_domain, warm_up
+from forge.live.scaffolding import scaffold_of
 from forge.scenario import Scenario
 from forge.sections import ToolWait
 from forge.types import DeathReason, Outcome
@@ -93,6 +94,7 @@ class AgentLoop:
             domain=domain,
             task=task,
             clock=clock,
+            scaffold=scaffold_of(self.scenario, trajectory),
         )
 
 

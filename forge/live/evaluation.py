@@ -45,7 +45,7 @@ class Evaluator:
     """Plays a fixed list of tasks, `at_once` of them. `take_outcome` gets every outcome whose id starts with PREFIX."""
 
     backend: LiveBackend
-    sampling: Callable[[Task, float], Sampling]
+    sampling: Callable[[Task, str, float], Sampling]
     at_once: int = AT_ONCE
     agents: Child = field(init=False)
     _waiting: dict[str, asyncio.Future[Outcome]] = field(default_factory=dict)
@@ -63,7 +63,9 @@ class Evaluator:
         async def play(index: int, task: Task) -> Outcome:
             async with gate:
                 trajectory = f"{PREFIX}{label}-{index}.0"
-                opened = OpenTrajectory(id=trajectory, sampling=self.sampling(task, 0.0), position=None, member=0)
+                opened = OpenTrajectory(
+                    id=trajectory, sampling=self.sampling(task, trajectory, 0.0), position=None, member=0
+                )
                 self.backend.admit(opened)
                 future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
                 self._waiting[trajectory] = future

@@ -20,6 +20,7 @@ from forge.live.backend import LiveBackend, OpenTrajectory
 from forge.live.child import Child
 from forge.live.fleet import Fleet
 from forge.live.groups import Group, left_behind, parse_trajectory, timed_out
+from forge.live.scaffolding import scaffold_of
 from forge.live.trainer_worker import Stepped
 from forge.policies.sync import SyncMode
 from forge.pool.store import Pool
@@ -121,15 +122,18 @@ class LiveWorld:
             trajectory = group.trajectory_id(member)
             self.backend.admit(
                 OpenTrajectory(
-                    id=trajectory, sampling=self.sampling(group.task), position=group.position, member=member
+                    id=trajectory,
+                    sampling=self.sampling(group.task, trajectory),
+                    position=group.position,
+                    member=member,
                 )
             )
             self.agents.send("play", trajectory, group.task, self._waits[group.task.domain], timeout)
         asyncio.get_running_loop().call_later(timeout + BACKSTOP_S, self._backstop, group)
 
-    def sampling(self, task: Task, temperature: float | None = None) -> Sampling:
+    def sampling(self, task: Task, trajectory: str, temperature: float | None = None) -> Sampling:
         return Sampling(
-            max_tokens=self._domains[task.domain].max_tokens,
+            max_tokens=scaffold_of(self.scenario, trajectory).room(self._domains[task.domain].max_tokens),
             temperature=self.scenario.engine.temperature if temperature is None else temperature,
             stop_ids=self.stop_ids,
         )

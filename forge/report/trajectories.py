@@ -68,18 +68,21 @@ def _row(item: PoolItem, one: Trajectory) -> Json:
         "sampled": sum(len(c.sampled_ids) for c in one.completions),
         "seconds": end - begin,
         "forks": dict(forks),
+        "scaffold": one.outcome.scaffold,
     }
 
 
 def headline(item: PoolItem, one: Trajectory) -> str:
     """What became of a trajectory, in one line."""
     outcome = one.outcome
+    faults = "".join(f", {kind} {count}" for kind, count in outcome.faults.items())
+    scaffold = f"; {outcome.scaffold}{faults}" if outcome.scaffold else ""
     ended = f"reward {outcome.reward:g}" if outcome.reward is not None else f"died: {outcome.reason} {outcome.detail}"
     begin, end = span(one)
     return (
         f"{one.position}.{one.member}  {item.domain}, difficulty {item.difficulty:g}, {item.state.value}: {ended}  "
         f"({len(one.completions)} completions in {end - begin:.2f} s, {outcome.tool_calls} tool calls, "
-        f"{outcome.tool_errors} of them failed, {outcome.tool_wait_s:.2f} s of tools)"
+        f"{outcome.tool_errors} of them failed, {outcome.tool_wait_s:.2f} s of tools{scaffold})"
     )
 
 
