@@ -17,9 +17,9 @@ from itertools import islice
 
 from forge.types import Json
 
-#: replies looked at for a summary that a later prompt was built around, and the least text that counts as one
-SUMMARIES, SUMMARY_CHARS = 8, 24
-#: newest conversations that a shortened history is compared with
+#: the least text of a reply that is known again inside another message
+SUMMARY_CHARS = 24
+#: newest completions that a conversation which begins anew is compared with
 COMPARED = 32
 
 
@@ -34,7 +34,8 @@ class Fork(StrEnum):
     TRUNCATION = "truncation"  # turns were left out
     COMPACTION = "compaction"  # begins anew around a reply: a summary
     TOOLS = "tools"  # the same messages with other tools
-    SUB_AGENT = "sub_agent"  # a conversation of its own, begun after the first
+    SUB_AGENT = "sub_agent"  # begun by another of the client's agents: it says so, or a call's argument is the task
+    APART = "apart"  # a conversation of its own, begun after the first: a side call, another agent of a team
     TEMPLATE = "template"  # the model's template shows earlier turns differently now
     STOP = "stop"  # the reply was cut at a stop string, so what came back is not what was sampled
 
@@ -50,13 +51,14 @@ class Place:
 
 @dataclass(slots=True)
 class Node:
-    """One completion. `keys`: of its prompt's messages; `fork` None: its parent's first and plain continuation. `cut`:
-    a stop string ended it."""
+    """One completion. `keys`: of its prompt's messages; `lead` stands for its tools and the system messages at its
+    beginning; `fork` None: its parent's first and plain continuation. `cut`: a stop string ended it."""
 
     parent: int | None
     fork: Fork | None
     keys: tuple[int, ...]
     tools: int
+    lead: int
     reply: Json
     prompt_ids: tuple[int, ...]
     sampled_ids: tuple[int, ...]
@@ -113,6 +115,7 @@ class Conversations:
             fork=fork,
             keys=tuple(keys),
             tools=chains[0],
+            lead=_lead(messages, chains),
             reply=reply,
             prompt_ids=prompt_ids,
             sampled_ids=sampled_ids,
@@ -149,33 +152,48 @@ class Conversations:
     ) -> Fork | None:
         later = [i for i in range(known, len(messages)) if messages[i]["role"] == "assistant"]
         if later:
-            return self._shortened(messages, keys) or self._changed(chains, later[0])
+            if self._said_with_other_tools(keys, chains, later[0]):
+                return Fork.TOOLS
+            return self._shortened(messages, keys) or self._changed(messages, chains, known) or Fork.INVENTED
         if not self.nodes[parent].children:
             return None
-        return Fork.RESAMPLE if chains[-1] in self._starts else Fork.BRANCH
+        return Fork.RESAMPLE if chains[-1] in self._starts else self._changed(messages, chains, known) or Fork.BRANCH
 
     def _from_nothing(
         self, messages: Sequence[Json], keys: list[int], chains: list[int], *, is_sub_agent: bool
     ) -> Fork:
         if not self.nodes:
             return Fork.ROOT
-        if is_sub_agent:
+        has_replies = any(message["role"] == "assistant" for message in messages)
+        if is_sub_agent or (not has_replies and self._delegated(messages)):
             return Fork.SUB_AGENT
         if chains[-1] in self._starts:
             return Fork.RESAMPLE
         if any(node.tools != chains[0] and _begins(keys, node) for node in self.nodes.values()):
             return Fork.TOOLS
-        if self._summarised(messages):
+        if self._is_told(messages):
+            return Fork.APART
+        if self._summarised(messages, keys, chains):
             return Fork.COMPACTION
-        replies = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        cut = self._shortened(messages, keys)
-        if cut or not replies:
-            return cut or Fork.SUB_AGENT
-        return self._changed(chains, replies[0])
+        other = Fork.INVENTED if has_replies else Fork.APART
+        return self._shortened(messages, keys) or self._changed(messages, chains, 0) or other
 
-    def _changed(self, chains: list[int], reply: int) -> Fork:
-        """Of an assistant turn that is no echo: whether something was sampled in its place."""
-        return Fork.REWRITE if chains[reply] in self._starts else Fork.INVENTED
+    def _said_with_other_tools(self, keys: list[int], chains: list[int], at: int) -> bool:
+        """Whether the assistant turn at `at` was sampled in this very conversation, but with other tools."""
+        return any(
+            node.tools != chains[0]
+            and list(node.keys) == keys[:at]
+            and keys[at] in (_by_ids(node.reply), _by_text(node.reply))
+            for node in self.nodes.values()
+        )
+
+    def _changed(self, messages: Sequence[Json], chains: list[int], known: int) -> Fork | None:
+        """Of messages that go on from a prompt of ours, but not with its reply: whether that came back changed, or was
+        left out. None: they go on from no prompt longer than `known`."""
+        begun = next((n for n in range(len(messages) - 1, known, -1) if chains[n] in self._starts), None)
+        if begun is None:
+            return None
+        return Fork.REWRITE if messages[begun]["role"] == "assistant" else Fork.TRUNCATION
 
     def _shortened(self, messages: Sequence[Json], keys: list[int]) -> Fork | None:
         """Whether this is a conversation of ours with turns left out: up to its last reply all of it was there before,
@@ -183,18 +201,39 @@ class Conversations:
         old = keys
         while old and messages[len(old) - 1]["role"] != "assistant":
             old = old[:-1]
-        for node in islice(reversed(self.nodes.values()), COMPARED):
+        for node in self._newest():
             whole = [*node.keys, _by_ids(node.reply), _by_text(node.reply)]
             if old and len(old) < len(node.keys) + 1 and _is_in_order(old, iter(whole)):
                 return Fork.TRUNCATION
         return None
 
-    def _summarised(self, messages: Sequence[Json]) -> bool:
-        newest = (node.reply for node in reversed(self.nodes.values()) if not node.reply.get("tool_calls"))
-        said = [
-            text for text in (one["content"].strip() for one in islice(newest, SUMMARIES)) if len(text) >= SUMMARY_CHARS
-        ]
-        return any(text in message["content"] for message in messages for text in said)
+    def _summarised(self, messages: Sequence[Json], keys: list[int], chains: list[int]) -> bool:
+        """Whether a conversation of ours that went on for some turns begins anew, with its system messages and tools,
+        around a reply. A message that was there after that reply already does not count: it is not what is new."""
+        lead = _lead(messages, chains)
+        if not any(node.lead == lead and node.parent is not None for node in self.nodes.values()):
+            return False
+        later: set[int] = set()
+        for node in self._newest():
+            if any(key not in later and _quotes(one, node, lead) for one, key in zip(messages, keys, strict=True)):
+                return True
+            later.update(node.keys)
+        return False
+
+    def _is_told(self, messages: Sequence[Json]) -> bool:
+        """Whether a user's message is a reply, signed with a name: one agent of a team hears what another said."""
+        said = {text for node in self._newest() if (text := _text(node.reply))}
+        signed = [message for message in messages if message["role"] == "user" and message.get("name")]
+        return any(message["content"].strip() in said for message in signed)
+
+    def _delegated(self, messages: Sequence[Json]) -> bool:
+        """Whether a user's message is an argument of a call and nothing else: the task that an agent gave another."""
+        asked = {message["content"].strip() for message in messages if message["role"] == "user"} - {""}
+        calls = [call["function"]["arguments"] for node in self._newest() for call in node.reply.get("tool_calls", ())]
+        return any(not asked.isdisjoint(_strings(arguments)) for arguments in calls)
+
+    def _newest(self) -> Iterator[Node]:
+        return islice(reversed(self.nodes.values()), COMPARED)
 
 
 def differences(reply: Json, echo: Json) -> tuple[str, ...]:
@@ -256,6 +295,35 @@ def _whole(value: object) -> object:
         case float() if value.is_integer():
             return int(value)
     return value
+
+
+def _strings(arguments: str) -> set[str]:
+    """Arguments of a call that are text."""
+    try:
+        values = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return set()
+    return {value.strip() for value in values.values() if isinstance(value, str)} if isinstance(values, dict) else set()
+
+
+def _text(reply: Json) -> str:
+    """A reply that calls no tool and is long enough to be known again."""
+    text: str = reply["content"].strip()
+    return text if len(text) >= SUMMARY_CHARS and not reply.get("tool_calls") else ""
+
+
+def _quotes(message: Json, node: Node, lead: int) -> bool:
+    """Whether a message holds the node's reply; one of the assistant must be of another kind of conversation than that
+    of `lead`, else it is an echo."""
+    text = _text(node.reply)
+    if not text or message["role"] == "tool" or text not in message["content"]:
+        return False
+    return message["role"] != "assistant" or node.lead != lead
+
+
+def _lead(messages: Sequence[Json], chains: Sequence[int]) -> int:
+    """What stands for the tools and the system messages at the beginning."""
+    return chains[next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))]
 
 
 def _begins(keys: Sequence[int], node: Node) -> bool:

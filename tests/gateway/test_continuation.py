@@ -148,7 +148,7 @@ async def test_forks_are_recorded_with_their_reasons() -> None:
         await ask([*more, cut, *hello])
         await ask(more, n=2)
     forks = [record.fork for record in backend.records["t1"]]
-    expected = [Fork.ROOT, None, Fork.RESAMPLE, Fork.REWRITE, Fork.SUB_AGENT, Fork.SUB_AGENT, Fork.STOP]
+    expected = [Fork.ROOT, None, Fork.RESAMPLE, Fork.REWRITE, Fork.SUB_AGENT, Fork.APART, Fork.STOP]
     assert forks == [*expected, Fork.RESAMPLE, Fork.RESAMPLE]
     parents = [record.parent for record in backend.records["t1"]]
     assert parents == [None, 0, 0, None, None, None, 5, None, None]

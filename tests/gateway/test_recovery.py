@@ -128,7 +128,7 @@ def test_forks_and_their_reasons() -> None:
     few_shot = [system("other"), user("q"), said("a canned answer"), user("one")]
     assert run.ask(few_shot, said("w")) == Where(None, 0, Fork.INVENTED)
     assert run.ask(first, said("with tools"), TOOLS).fork is Fork.TOOLS
-    assert run.ask([system("you are a helper"), user("look it up")], said("found")).fork is Fork.SUB_AGENT
+    assert run.ask([system("you are a helper"), user("look it up")], said("found")).fork is Fork.APART
     assert run.ask([*first, user("sub")], said("v"), is_sub_agent=True).fork is Fork.SUB_AGENT
 
 
@@ -154,6 +154,41 @@ def test_a_history_begun_anew_around_a_sampled_summary_is_a_compaction() -> None
     run.ask([system("summarise"), user("all of it")], said(summary))
     compacted = [system("s"), user(f"Summary of before:\n{summary}\nGo on.")]
     assert run.ask(compacted, said("", ("c2", "calc", "{}"))).fork is Fork.COMPACTION
+
+
+def test_a_call_or_a_reply_that_is_quoted_says_what_a_new_conversation_is() -> None:
+    run = Recorded()
+    s, long = system("s"), "The answer is a long one: forty-two."
+    run.ask([s, user("one")], said("", ("c0", "task", '{"prompt": "look into it "}')), TOOLS)
+    assert run.ask([system("helper"), user("look into it")], said(long)).fork is Fork.SUB_AGENT
+    # A title, a commit message: the reply is quoted, but nothing of ours goes on.
+    assert run.ask([system("name it"), user(f"Name this: {long}")], said("A name")).fork is Fork.APART
+    assert run.ask([s, user("one"), user(long) | {"name": "bob"}], said("I see, Bob."), TOOLS).fork is Fork.APART
+    assert run.ask([s, user("a new task")], said("Yes."), TOOLS).fork is Fork.APART
+    assert run.ask([s, user("a new task"), said("Yes."), user("so?")], said("No."), TOOLS).fork is None
+    assert run.ask([s, user(f"Before: {long}")], said("Going on from there."), TOOLS).fork is Fork.COMPACTION
+    # The same summary, later: now it is one of the turns.
+    history = [s, user(f"Before: {long}"), said("Going on from there."), user("and?")]
+    assert run.ask(history, said("So much for that."), TOOLS) == Where(6, 3, None, ())
+    cut = [s, user(f"Before: {long}"), said("So much for that."), user("more")]
+    assert run.ask(cut, said("x"), TOOLS).fork is Fork.TRUNCATION
+    # A summary may stand as the assistant's own words.
+    told = [s, user("What did we do?"), said(long), user("Go on.")]
+    assert run.ask(told, said("y"), TOOLS).fork is Fork.COMPACTION
+
+
+def test_a_reply_that_is_left_out_and_tools_that_change() -> None:
+    run = Recorded()
+    first = [system("s"), user("one")]
+    run.ask(first, said("no call"), TOOLS)
+    again = [*first, user("call a tool!")]
+    assert run.ask(again, said("", ("c1", "calc", "{}")), TOOLS) == Where(None, 0, Fork.TRUNCATION)
+    done = [*again, said("", ("c1", "calc", "{}")), result("c1", "1")]
+    assert run.ask(done, said("still no call"), TOOLS) == Where(1, 4, None)
+    assert run.ask([*done, user("call!")], said("z"), TOOLS) == Where(1, 4, Fork.TRUNCATION)
+    assert run.ask(done, said("reflected, without tools")).fork is Fork.TOOLS
+    back = [*done, said("reflected, without tools"), user("next")]
+    assert run.ask(back, said("w"), TOOLS) == Where(1, 4, Fork.TOOLS)
 
 
 def test_interleaved_sub_agents_stay_apart() -> None:
