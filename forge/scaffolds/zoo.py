@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 
@@ -64,10 +64,9 @@ def get(name: str) -> Scaffold:
     loop, slash, rest = name.partition("/")
     *dialect, context, style = rest.split("/") if slash else ("", "", "")
     told = Scaffold(loop=loop, dialect="/".join(dialect), context=context, style=style)
-    if loop not in LOOPS or strategy(context) is None or style not in STYLES or not _is_dialect(told.dialect):
-        near = difflib.get_close_matches(name, zoo(), n=3, cutoff=0.4)
-        hint = f"near: {', '.join(near)}; " if near else ""
-        raise ForgeError(f"scaffold {name!r}: there is none{_why(told)}; {hint}`forge scaffolds` lists them")
+    wrong = [part for part, knows in _KNOWN.items() if not knows(getattr(told, part))]
+    if wrong:
+        raise ForgeError(f"scaffold {name!r}: there is none{_why(told, wrong)}; `forge scaffolds` lists them")
     return told
 
 
@@ -82,18 +81,24 @@ def _is_dialect(name: str) -> bool:
     return not mark or (results in RESULTS and results != "format")
 
 
-def _why(told: Scaffold) -> str:
-    """Which part is wrong, of an id with four."""
+#: parts in their order, and what knows their names
+_KNOWN: dict[str, Callable[[str], bool]] = {
+    "loop": lambda name: name in LOOPS,
+    "dialect": _is_dialect,
+    "context": lambda name: strategy(name) is not None,
+    "style": lambda name: name in STYLES,
+}
+_LISTED = {"loop": LOOPS, "dialect": DIALECTS, "context": CONTEXTS, "style": STYLES}
+
+
+def _why(told: Scaffold, wrong: Sequence[str]) -> str:
+    """Which parts are wrong, and ids with the nearest names in their places."""
     if not told.style:
         return " (an id is loop/dialect/context/style)"
-    known = {
-        "loop": (told.loop, told.loop in LOOPS),
-        "dialect": (told.dialect, _is_dialect(told.dialect)),
-        "context": (told.context, strategy(told.context) is not None),
-        "style": (told.style, told.style in STYLES),
-    }
-    wrong = [f"no {part} {name!r}" for part, (name, fine) in known.items() if not fine]
-    return f" ({', '.join(wrong)})"
+    faults = ", ".join(f"no {part} {getattr(told, part)!r}" for part in wrong)
+    found = [difflib.get_close_matches(getattr(told, part), list(_LISTED[part]), n=2, cutoff=0.4) for part in wrong]
+    near = [replace(told, **dict(zip(wrong, names, strict=True))).id for names in itertools.product(*found)]
+    return f" ({faults})" + (f"; near: {', '.join(near[:3])}" if near else "")
 
 
 @cache

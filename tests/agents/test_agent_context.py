@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.agents.context import DROPPED, Context
@@ -74,6 +74,7 @@ def after(log: list[Operation]) -> Context:
     return context
 
 
+@settings(max_examples=50)
 @given(logs())
 def test_every_served_context_is_rebuilt_byte_for_byte_from_the_record(log: list[Operation]) -> None:
     talk = Conversation(0, OPENING)
@@ -90,6 +91,7 @@ def test_every_served_context_is_rebuilt_byte_for_byte_from_the_record(log: list
     assert [json.dumps(messages) for messages in rebuild(read)] == shown
 
 
+@settings(max_examples=50)
 @given(logs())
 def test_the_opening_stays_and_no_call_is_without_its_results(log: list[Operation]) -> None:
     context = after(log)
@@ -100,6 +102,7 @@ def test_the_opening_stays_and_no_call_is_without_its_results(log: list[Operatio
     assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == asked
 
 
+@settings(max_examples=50)
 @given(logs(), CHANGES)
 def test_operations_leave_what_they_are_given_alone_and_are_rows(log: list[Operation], change: Operation) -> None:
     context = after(log)
@@ -110,6 +113,7 @@ def test_operations_leave_what_they_are_given_alone_and_are_rows(log: list[Opera
     assert from_row(json.loads(json.dumps(to_row(change)))) == change
 
 
+@settings(max_examples=50)
 @given(logs(), st.one_of(*(st.builds(one, keep=NUMBERS) for one in (DropResults, Extract, FoldEach)), CHANGES))
 def test_rules_applied_again_change_nothing(log: list[Operation], change: Operation) -> None:
     if isinstance(change, Window | DropResults | Extract | FoldEach | Edit):
@@ -117,6 +121,7 @@ def test_rules_applied_again_change_nothing(log: list[Operation], change: Operat
         assert change.apply(once).messages == once.messages
 
 
+@settings(max_examples=50)
 @given(logs(), st.one_of(st.builds(Truncate, turns=NUMBERS), st.builds(DropResults, keep=NUMBERS)))
 def test_all_that_was_dropped_can_be_restored(log: list[Operation], change: Operation) -> None:
     appended = after([one for one in log if isinstance(one, Append)])

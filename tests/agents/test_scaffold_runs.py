@@ -107,32 +107,29 @@ async def test_the_default_scaffold_sends_what_a_plain_loop_sends_byte_for_byte(
 # --- every loop, dialect, strategy ------
 
 
-@pytest.mark.parametrize("loop", scaffolds.LOOPS)
-def test_every_loop_solves_long_tasks_in_either_kind_of_dialect(tmp_path: Path, loop: str) -> None:
-    runs = [(f"{loop}/{dialect}/all/rules", domain) for dialect in ("native", "xml") for domain in sorted(PURE)]
+def test_every_loop_solves_long_tasks_in_either_kind_of_dialect(tmp_path: Path) -> None:
+    kinds = (("native", "chain"), ("xml", "shop"))
+    runs = [(f"{loop}/{dialect}/all/rules", domain) for loop in scaffolds.LOOPS for dialect, domain in kinds]
     outcomes, kept = played(tmp_path, *runs)
     assert [o.reward for o in outcomes] == [1.0] * len(runs), outcomes
     assert all(len(kept[o.trajectory].completions) == o.turns for o in outcomes)
     assert {kept[o.trajectory].outcome.scaffold for o in outcomes} == {name for name, _ in runs}
 
 
-@pytest.mark.parametrize("context", scaffolds.CONTEXTS)
-def test_what_was_served_is_rebuilt_from_the_record_and_is_what_came(tmp_path: Path, context: str) -> None:
+def test_what_was_served_is_rebuilt_from_the_record_and_is_what_came(tmp_path: Path) -> None:
     """With a codec of bytes, a prompt's ids are its messages."""
-    runs = [
-        (f"{loop}/{dialect}/{context}/bare", "chain") for loop in ("plain", "retry") for dialect in ("fence", "xml")
-    ]
+    runs = [(f"{loop}/fence/{context}/bare", "chain") for loop in ("plain", "retry") for context in scaffolds.CONTEXTS]
     outcomes, kept = played(tmp_path, *runs)
     assert [o.reward for o in outcomes] == [1.0] * len(runs), outcomes
-    changed = 0
+    grown = []
     for trajectory in kept.values():
         recorded = trajectory.outcome.contexts
-        if recorded is not None:
-            changed += 1
-            shown = rebuild(recorded)
-            assert [c.prompt_ids for c in trajectory.completions] == [FakeChatCodec().prompt(m, []) for m in shown]
-    # the expert's slips are folded away by the loop `retry`; nothing here is longer than 16 characters
-    assert changed == len(runs) or context in ("all", "cut-16")
+        if recorded is None:
+            grown.append(trajectory.outcome.scaffold.split("/")[2])
+            continue
+        shown = rebuild(recorded)
+        assert [c.prompt_ids for c in trajectory.completions] == [FakeChatCodec().prompt(m, []) for m in shown]
+    assert set(grown) == {"all", "cut-16"}, "all others changed what was there"
 
 
 def test_a_window_shows_the_task_and_the_last_turns(tmp_path: Path) -> None:
@@ -200,7 +197,7 @@ async def test_what_is_wrong_is_told_to_the_policy_and_counted_by_kind(said: lis
 
 def test_one_in_many_of_the_zoo(tmp_path: Path) -> None:
     """All of them: -m slow."""
-    check(tmp_path, scaffolds.zoo()[7::149])
+    check(tmp_path, scaffolds.zoo()[7::887])
 
 
 @pytest.mark.slow
