@@ -59,6 +59,7 @@ class Case(Section):
     always: Change = Change()
     variants: dict[Variant, Change] = Field(default_factory=dict)
     expect: dict[Variant, tuple[str, ...]] = Field(default_factory=dict)
+    gives_up: dict[Variant, str] = Field(default_factory=dict)  # where the program itself ends without its task: why
     left_out: dict[Variant, str] = Field(default_factory=dict)  # why
 
 

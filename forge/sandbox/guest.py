@@ -17,6 +17,8 @@ from forge.sandbox.base import DOOR, HOME, Guest
 from forge.sandbox.child import readable
 
 _MIB = 2**20
+#: run-times ask who they are
+_PASSWD = f"agent:x:1000:1000:agent:{HOME}:/bin/bash\n".encode()
 _OPENS = """\
 import os, socket, sys
 out = socket.socket(fileno=int(sys.argv[1]))
@@ -30,8 +32,8 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 @dataclass(slots=True)
 class Entrance:
-    """Of one run. `opens` is what the command begins with; descriptors to `keep` are open in it; `files` by the paths
-    in its home."""
+    """Of one run. `opens` is what the command begins with; descriptors to `keep` are open in it; `files` by their
+    paths."""
 
     guest: Guest | None = None
     inside: socket.socket | None = None
@@ -79,7 +81,7 @@ def opened(guest: Guest | None) -> Iterator[Entrance]:
     try:
         if guest and guest.door:
             entrance.outside, entrance.inside = socket.socketpair()
-        for path, data in guest.home.items() if guest else ():
+        for path, data in _files(guest).items() if guest else ():
             entrance.files[path] = os.memfd_create(path)
             _fill(entrance.files[path], data)
         yield entrance
@@ -95,10 +97,15 @@ def bound(guest: Guest, entrance: Entrance) -> list[str]:
     """Arguments of bubblewrap."""
     arguments = ["--size", f"{guest.home_mib * _MIB}", "--tmpfs", HOME]
     for path, descriptor in entrance.files.items():
-        arguments += ["--file", f"{descriptor}", f"{HOME}/{path}"]
+        arguments += ["--file", f"{descriptor}", path]
     for folder in guest.folders:
         arguments += ["--ro-bind", str(folder), str(folder)]
     return arguments
+
+
+def _files(guest: Guest) -> dict[str, bytes]:
+    """By their paths inside."""
+    return {"/etc/passwd": _PASSWD, **{f"{HOME}/{path}": data for path, data in guest.home.items()}}
 
 
 def _fill(descriptor: int, data: bytes) -> None:

@@ -6,6 +6,7 @@ task's own tools; its last reply is its answer.
 
 import json
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -57,6 +58,7 @@ def work():
 
 def reach():
     """What of the outside is to be had."""
+    print(pwd.getpwuid(os.getuid()).pw_dir, os.getcwd())
     other = "http://127.0.0.1:8000"
     for url in (f"{other}/t/other/v1/chat/completions", f"{BASE[:-3]}/report", f"{BASE}/../report", f"{other}/metrics"):
         print(url.rpartition("/")[2], post(url, {"reward": 1, "ended": True})[0])

@@ -119,6 +119,7 @@ async def test_nothing_else_is_reached(served: Served) -> None:
     assert played.result is not None
     lines = played.result.output.splitlines()
     assert lines == [
+        "/home/agent /workspace",
         "completions 403",
         "report 403",
         "report 404",
