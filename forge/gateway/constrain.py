@@ -83,7 +83,7 @@ def _calls(tools: Sequence[Json], tool_format: ToolFormat, tokens: Container[str
     for at, tool in enumerate(tools):
         function = tool["function"]
         schema = function.get("parameters") or {}
-        if schema.get("type", "object") != "object":
+        if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             return None
         name = _literal(json.dumps(function["name"], ensure_ascii=False))
         members = f'{name_key} GAP? ":" GAP? {name} GAP? "," GAP? {arguments_key} GAP? ":" GAP? arguments_{at}'

@@ -78,7 +78,7 @@ class Grammars:
         """Why it cannot be followed; "" where it can."""
         try:
             return str(self._parsed(grammar).get_error())
-        except EngineError as error:
+        except (EngineError, ValueError) as error:  # half a surrogate pair is no text
             return str(error)
 
     def _parsed(self, grammar: str) -> LLMatcher:

@@ -18,9 +18,11 @@ from test_parsing_laws import BODIES, SAID, check_shape, places, replaced
 from forge.gateway.app import create_app
 from forge.gateway.backend import Backend
 from forge.gateway.chat import ChatCodec, HfChatCodec
+from forge.gateway.constrain import constrainer
 from forge.gateway.fake_chat import FakeChatCodec
 from forge.gateway.gateway import Gateway
 from forge.gateway.local import EngineBackend
+from forge.gateway.request import Constrain
 from forge.models import resolve
 from forge.rollout.engine import Delta, Engine, EngineRequest
 from forge.rollout.torch_engine import TorchEngine
@@ -49,9 +51,11 @@ TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "prope
 
 
 @asynccontextmanager
-async def inside(backend: Backend, codec: ChatCodec) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
+async def inside(
+    backend: Backend, codec: ChatCodec, constrain: Constrain | None
+) -> AsyncIterator[tuple[httpx.AsyncClient, Gateway]]:
     """A client of an app in this process, which raises what the app raises."""
-    app = create_app(backend, codec, retry_grace_s=0)
+    app = create_app(backend, codec, retry_grace_s=0, constrain=constrain)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=None) as client:
         yield client, app.state.gateway
@@ -96,7 +100,12 @@ async def test_fuzzed_requests_are_answered_and_none_is_lost(number: int) -> Non
     statuses: Counter[int] = Counter()
     paths = list(BODIES)
 
-    async with inside(backend, FakeChatCodec()) as (client, _):
+    folder = resolve("quickstart")
+    constrain = constrainer(
+        HfChatCodec(folder, "hermes"), folder
+    )  # of every constraint the grammar is made, or refused
+
+    async with inside(backend, FakeChatCodec(), constrain) as (client, _):
 
         async def one(index: int) -> None:
             draw = random.Random(index)
@@ -169,7 +178,10 @@ def request_of(draw: random.Random, text: str, tools: bool, stream: bool) -> tup
     match draw.randrange(5):
         case 0:
             body: dict[str, Any] = {"messages": past, "max_tokens": size, "stream": stream, "n": draw.randrange(1, 3)}
-            return "/v1/chat/completions", body | ({"tools": [{"type": "function", "function": TOOL}]} if tools else {})
+            forced = {"tool_choice": "required"} if draw.random() < 0.3 else {}
+            form = {"response_format": {"type": "json_object"}} if draw.random() < 0.2 else {}
+            called = {"tools": [{"type": "function", "function": TOOL}]} | forced
+            return "/v1/chat/completions", body | form | (called if tools else {})
         case 1:
             return "/v1/completions", {"prompt": [text, "b"], "max_tokens": size, "stream": stream}
         case 2:
@@ -193,7 +205,8 @@ async def test_what_is_recorded_is_what_the_engine_saw_and_sampled(number: int) 
     spy = Spy(TorchEngine(folder, slots=16, max_context=512))
     backend = EngineBackend(spy, model="quickstart")
     seen: Counter[str] = Counter()
-    async with inside(backend, HfChatCodec(folder, "hermes")) as (client, _):
+    codec = HfChatCodec(folder, "hermes")
+    async with inside(backend, codec, constrainer(codec, folder)) as (client, _):
 
         async def one(index: int) -> None:
             draw = random.Random(index)
@@ -206,6 +219,8 @@ async def test_what_is_recorded_is_what_the_engine_saw_and_sampled(number: int) 
         await at_once(number, one)
     backend.close()
     assert len(seen) == 6
-    recorded = rows_of(c for session in backend.sessions.open.values() for c in session.completions)
+    records = [c for session in backend.sessions.open.values() for c in session.completions]
+    assert sum(c.constrained for c in records) > number / 40
+    recorded = rows_of(records)
     assert recorded == spy.rows()
     assert recorded.total() >= number
