@@ -35,8 +35,8 @@ _CODEC = FakeChatCodec()
 _NAMES = {number: role for role, number in ROLES.items()}
 #: bytes
 MAX_CONTEXT = 100_000
-#: one task in so many is begun with a call of a tool that there is not
-SLIP = 8
+#: one task in so many is begun with a call of a tool that there is not, and one with a call that cannot be read
+SLIP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class ExpertPolicy:
             return "\n".join(step.fact for step in script.steps[:done]) or "Nothing is known yet."
         if asked == words.plan and self._scaffold.loop == "plan":
             return "Look up what is needed, compute, answer."
-        if not turns and script.steps and self._dice % SLIP == 0:
-            return self._called([ToolCall("no_such_tool", script.steps[0].call.arguments)])
+        if not turns and script.steps and self._dice % SLIP in (0, 1):
+            return self._slip(script.steps[0].call)
         if done == len(script.steps):
             return f"Thought: this is all.\n{ANSWER} {script.answer}" if self._is_react else script.answer
         return self._called([step.call for step in script.steps[done : self._batch(script, done)]])
@@ -112,6 +112,16 @@ class ExpertPolicy:
 
     def _called(self, calls: Sequence[ToolCall]) -> str:
         return self._format.render("Thought: a tool knows." if self._is_react else "", calls)
+
+    def _slip(self, call: ToolCall) -> str:
+        """A call that is cut short, where the scaffold would notice; else one of a tool that there is not."""
+        broken = self._called([call]).replace(call.arguments, call.arguments[:-1])
+        stream = self._format.stream()
+        pieces = [*stream.feed(broken), *stream.close()]
+        noticed = bool(self._scaffold.format and stream.reasons and all(isinstance(piece, str) for piece in pieces))
+        if noticed and self._dice % SLIP:
+            return broken
+        return self._called([ToolCall("no_such_tool", call.arguments)])
 
     def _done(self, script: Script, turns: Sequence[Turn]) -> int:
         """How many steps were made, as far as the prompt shows: one more than the last that is seen or noted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -196,14 +197,17 @@ async def test_what_is_wrong_is_told_to_the_policy_and_counted_by_kind(said: lis
 
 
 def test_one_in_many_of_the_zoo(tmp_path: Path) -> None:
-    """All of them: -m slow."""
+    """Far more of them: -m slow."""
     check(tmp_path, scaffolds.zoo()[7::887])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_all_of_the_zoo(tmp_path: Path) -> None:
-    check(tmp_path, scaffolds.zoo())
+def test_every_loop_with_every_dialect_and_context(tmp_path: Path) -> None:
+    """1,840 scaffolds, styles in turn."""
+    styles = cycle([*scaffolds.STYLES, "bare"])  # 9 of them, so that they shift against the contexts
+    triples = product(scaffolds.LOOPS, scaffolds.DIALECTS, scaffolds.CONTEXTS)
+    check(tmp_path, tuple(f"{'/'.join(parts)}/{next(styles)}" for parts in triples))
 
 
 def check(folder: Path, names: tuple[str, ...]) -> None:
