@@ -74,7 +74,11 @@ class AgentLoop:
                 outcome = await self.episode(trajectory, task, clock)
         except TimeoutError:
             outcome = Outcome(
-                trajectory=trajectory, reward=None, reason=DeathReason.TIMEOUT, detail=f"over {timeout_s:g} s"
+                trajectory=trajectory,
+                reward=None,
+                reason=DeathReason.TIMEOUT,
+                detail=f"over {timeout_s:g} s",
+                scaffold="" if task.domain in self.recipes else scaffold_of(self.scenario, trajectory).id,
             )
         self.episodes.pop(trajectory, None)
         self.pipe.send(("outcome", outcome))

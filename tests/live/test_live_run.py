@@ -62,17 +62,23 @@ def test_the_folder_tells_all(folder: RunFolder) -> None:
     assert (folder.path / "report.html").stat().st_size > 10_000
 
 
-def test_refused_requests_are_asked_again_and_nothing_dies_of_it(tmp_path: Path) -> None:
+def test_refused_requests_are_asked_again_and_nothing_dies_of_it_in_any_scaffold(tmp_path: Path) -> None:
     """Agents that find the engines full are answered with 429, wait, and come again, as often as
     it takes."""
     limit = 'policy.dispatch={kind="mix",refuse_above=1,retry_after_s=0.02}'
-    done = subprocess.run(command(tmp_path, "stop={items=8}", *FAKE, limit), capture_output=True, text=True)
+    named = ["plain/native/all/bare", "vote/hermes~bare/drop-1/terse"]
+    settings = ("stop={items=8}", *FAKE, limit, f"agents.scaffolds={json.dumps(named)}")
+    done = subprocess.run(command(tmp_path, *settings), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     folder = RunFolder.open((tmp_path / "latest").resolve())
     summary = folder.read("summary.json") or {}
     assert summary["refused"] > 0
     assert sum(summary["dead"].values()) == 0
     assert summary["law_violations"] == []
+    with PoolReader(folder.path / "pool.sqlite") as pool:
+        drawn = [{one.outcome.scaffold for one in pool.trajectories(position)} for position in range(8)]
+    assert all(len(of_item) == 1 for of_item in drawn)
+    assert set().union(*drawn) == set(named)
     assert replay(folder).is_same
 
 
