@@ -21,36 +21,49 @@ def main() -> None:
     arguments.add_argument("--only", nargs="+", default=[], help="cases of forge/bench/blackbox.toml")
     arguments.add_argument("--pages-only", action="store_true", help="from results.json")
     given = arguments.parse_args()
+    from forge.bench.blackbox_cases import load_cases
     from forge.runs import read_json, write_json, write_text
 
-    before = read_json(HERE / "results.json")
+    HERE.mkdir(exist_ok=True)
+
     if not given.pages_only:
-        write_json(HERE / "results.json", joined(before, measure(given.only)) if given.only else measure([]))
+        for name in load_cases(given.only):
+            now = measure(name)
+            write_json(HERE / "results.json", joined(read_json(HERE / "results.json"), now))
     results = read_json(HERE / "results.json")
     assert results is not None, "no results.json: run without --pages-only first"
-    write_text(HERE / "results.md", "\n".join(page(results)) + "\n")
+    write_text(HERE / "results.md", "\n".join(page(judged(results))) + "\n")
 
 
-def measure(names: list[str]) -> dict[str, Any]:
+def measure(name: str) -> dict[str, Any]:
     from forge.bench.blackbox import run
     from forge.doctor import machine
 
-    return {"machine": machine(), **run(names, [], lambda said: print(said, flush=True))}
+    return {"machine": machine(), **run([name], [], lambda said: print(said, flush=True))}
 
 
 def joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """The rows of before, those run again replaced; counts anew."""
+    """The rows of before, those run again replaced; so a report that is broken off goes on."""
     if before is None:
         return now
-    again = {row["program"] for row in now["rows"]}
+    again = {row["program"] for row in now["rows"]} | {name.partition(",")[0] for name in now["left_out"]}
     rows = [row for row in before["rows"] if row["program"] not in again] + now["rows"]
     out = {name: why for name, why in before["left_out"].items() if name.partition(",")[0] not in again}
-    figures = {
-        "runs": len(rows),
-        "finished": sum(row["finished"] for row in rows),
-        "trees_as_expected": sum(row["shape"] in row["expected"] for row in rows),
-    }
-    return {**now, "rows": rows, "left_out": {**out, **now["left_out"]}, "figures": figures}
+    return {**now, "rows": rows, "left_out": {**out, **now["left_out"]}}
+
+
+def judged(results: dict[str, Any]) -> dict[str, Any]:
+    """Rows in the order of blackbox.toml, and by what it expects now; counts of all."""
+    from forge.bench.blackbox import counted
+    from forge.bench.blackbox_cases import load_cases
+
+    cases, rows = load_cases(), []
+    for name, case in cases.items():
+        for row in (one for one in results["rows"] if one["program"] == name):
+            expected, gives_up = case.expected(row["variant"]), case.gives_up.get(row["variant"], "")
+            fits = row["finished"] == (not gives_up) and row["shape"] in expected
+            rows.append({**row, "expected": expected, "gives_up": gives_up, "as_expected": fits})
+    return {**results, "rows": rows, "figures": counted(rows)}
 
 
 def page(results: dict[str, Any]) -> list[str]:
@@ -60,13 +73,14 @@ def page(results: dict[str, Any]) -> list[str]:
         "# Agent programs of others against the gateway",
         "",
         f"{len(programs)} recipes, {figures['runs']} runs: {figures['finished']} finished their task by the verifier's "
-        f"word, {figures['trees_as_expected']} left the tree that `forge/bench/blackbox.toml` expects. Unmodified "
-        "programs, each run in a sandbox with a fresh home and no network but its own trajectory; the real gateway; a "
-        "scripted policy. A cell: requests, and the tree. `root 2` is one conversation of two completions; what forks "
-        "off it stands in parentheses, with the gateway's reason.",
+        f"word, {figures['gave_up_as_they_do']} gave up where their program always does; {figures['as_expected']} did, "
+        "tree included, what `forge/bench/blackbox.toml` expects. Unmodified programs, each run in a sandbox with a "
+        "fresh home and no network but its own trajectory; the real gateway; a scripted policy. A cell: requests, and "
+        "the tree. `root 2` is one conversation of two completions; what forks off it stands in parentheses, with the "
+        "gateway's reason.",
         "",
-        "| program | API | stream | in peace | seconds | echoes |",
-        "|---|---|---|---|---|---|",
+        "| program | API | stream | first prompt, bytes | in peace | seconds | echoes |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [_plain(name, rows) for name in programs]
     lines += ["", "| program | " + " | ".join(_TITLES[one] for one in FAULTS) + " |", "|---" * 5 + "|"]
@@ -92,18 +106,17 @@ _TITLES = {"429": "429, Retry-After 1", "500": "500", "cut": "cut mid-answer", "
 def _plain(name: str, rows: dict[tuple[str, str], Any]) -> str:
     row = rows.get((name, "plain"))
     if row is None:
-        return f"| {name} | - | - | - | - | - |"
+        return f"| {name} | - | - | - | - | - | - |"
     echoes = ", ".join(f"{kind} {count}" for kind, count in row["echoes"].items())
-    streamed = "yes" if row["streamed"] else "no"
-    return (
-        f"| {name} {row['version']} | {row['protocol']} | {streamed} | {_cell(row)} | {row['seconds']:.0f} | {echoes} |"
-    )
+    streamed, first = "yes" if row["streamed"] else "no", row["prompts"][0]
+    known = f"{name} {row['version']} | {row['protocol']} | {streamed} | {first:,}"
+    return f"| {known} | {_cell(row)} | {row['seconds']:.0f} | {echoes} |"
 
 
 def _cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return "-"
-    mark = "" if row["finished"] else f"**not finished** ({row['outcome'][:60]}): "
+    mark = "" if row["finished"] else "gives up: " if row["gives_up"] else "**not finished**: "
     return f"{mark}{row['requests']}; {row['shape'] or 'no completion'}"
 
 

@@ -45,6 +45,7 @@ class Row:
     variant: str
     finished: bool
     outcome: str
+    prompts: Sequence[int]  # tokens, which are bytes here, of those that were answered
     requests: int
     statuses: Mapping[str, int]
     protocol: str
@@ -82,14 +83,18 @@ async def _run(names: Sequence[str], variants: Sequence[Variant], progress: Call
             progress(f"{name}: {variant}")
             rows.append(await play(name, case, variant))
     protocol = "one coding task a run; the policy is scripted, gateway, programs and sandbox are real"
-    figures = {
-        "runs": len(rows),
-        "finished": sum(row.finished for row in rows),
-        "gave_up_as_they_do": sum(bool(row.gives_up) and not row.finished for row in rows),
-        "as_expected": sum(row.as_expected for row in rows),
-    }
     listed = [asdict(row) | {"as_expected": row.as_expected} for row in rows]
-    return {"protocol": protocol, "rows": listed, "left_out": left_out, "figures": figures, "reasons": {}}
+    return {"protocol": protocol, "rows": listed, "left_out": left_out, "figures": counted(listed), "reasons": {}}
+
+
+def counted(rows: Sequence[Json]) -> Json:
+    """The figures."""
+    return {
+        "runs": len(rows),
+        "finished": sum(row["finished"] for row in rows),
+        "gave_up_as_they_do": sum(bool(row["gives_up"]) and not row["finished"] for row in rows),
+        "as_expected": sum(row["as_expected"] for row in rows),
+    }
 
 
 def _why_not(case: Case, variant: Variant) -> str:
@@ -142,12 +147,13 @@ def _row(
         variant=variant,
         finished=outcome.reward == 1.0,
         outcome=f"{outcome.reason}: {outcome.detail}" if outcome.reward is None else f"reward {outcome.reward:g}",
+        prompts=[row["prompt_tokens"] for row in log if row["prompt_tokens"]],
         requests=len(log),
         statuses={str(status): count for status, count in sorted(Counter(row["status"] for row in log).items())},
         protocol=", ".join(sorted({row["protocol"] for row in log})),
         streamed=any(row["stream"] for row in log),
         shape=found,
-        expected=case.expect.get(variant, ()),
+        expected=case.expected(variant),
         gives_up=case.gives_up.get(variant, ""),
         echoes=echoes,
         seconds=round(seconds, 1),

@@ -51,16 +51,20 @@ class Change(Section):
 
 
 class Case(Section):
-    """One program. `expect`: by variant the trees it may leave (forge.bench.blackbox.shape)."""
+    """One program, and the trees it may leave, as forge.bench.blackbox.shape tells them."""
 
     recipe: str
     step: Step  # does the task
     end: Step = Step(text="The task is done.")
     always: Change = Change()
     variants: dict[Variant, Change] = Field(default_factory=dict)
-    expect: dict[Variant, tuple[str, ...]] = Field(default_factory=dict)
+    tree: str = "root 2"  # in peace, and where it waits or asks again
+    expect: dict[Variant, tuple[str, ...]] = Field(default_factory=dict)  # where it is another, or one of several
     gives_up: dict[Variant, str] = Field(default_factory=dict)  # where the program itself ends without its task: why
     left_out: dict[Variant, str] = Field(default_factory=dict)  # why
+
+    def expected(self, variant: Variant) -> tuple[str, ...]:
+        return self.expect.get(variant) or (() if variant in ("compaction", "sub_agent") else (self.tree,))
 
 
 class _File(Section):
