@@ -17,7 +17,9 @@ class Program:
 
     @property
     def version(self) -> str:
-        return self.packages[0].rpartition("==" if "==" in self.packages[0] else "@")[2]
+        """Of its package; of each, by name, where it has several."""
+        parts = [package.rpartition("==" if "==" in package else "@")[::2] for package in self.packages]
+        return parts[0][1] if len(parts) == 1 else ", ".join(" ".join(part) for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
