@@ -115,6 +115,7 @@ class Script:
         self._command = _solution(task)
 
     def __call__(self, turns: Sequence[Turn]) -> str:
+        turns = [turn for turn in turns if turn != ("assistant", "")]  # the one that is to come
         shown = [turn for turn in turns if turn.role != "system"]
         if self._sign and any(self._sign in turn.text for turn in turns if turn is turns[0] or turn in shown[-1:]):
             return SUMMARY

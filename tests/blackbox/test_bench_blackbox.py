@@ -38,7 +38,7 @@ def test_a_script_goes_on_from_what_its_prompt_shows(name: str) -> None:
     assert first != script([USER, Turn("assistant", first)])
     assert script([Turn("user", "Give this a title")]) == SIDE
     signed = Script(CASES[name], Change(sign="sum up"), TASK)
-    assert signed([USER, Turn("assistant", first), Turn("user", "sum up")]) == SUMMARY
+    assert signed([USER, Turn("assistant", first), Turn("user", "sum up"), Turn("assistant", "")]) == SUMMARY
     assert signed([USER, Turn("user", "sum up"), Turn("assistant", first)]) != SUMMARY
 
 
