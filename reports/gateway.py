@@ -31,7 +31,7 @@ ROWS = (
     ("litellm_added_p99_ms", "the same, p99, ms", None),
     ("added_at_litellm_rate_p50_ms", "the gateway adds at that rate, p50, ms", None),
     ("errors", "errors, among them those of 1,000 sessions at once", 0.0),
-    ("sessions_growth_mib", "growth of its memory over three more rounds of 1,000 sessions, MiB", None),
+    ("sessions_growth_mib", "growth of its memory over the last two of four rounds of 1,000 sessions, MiB", None),
 )
 
 
