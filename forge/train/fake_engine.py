@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,15 +9,17 @@ from pathlib import Path
 from forge.train import checkpoint
 from forge.train.checkpoint import Checkpointed, Position
 from forge.train.protocol import StepMetrics
-from forge.types import Json, TrainSample
+from forge.types import TrainSample
 
 
 class FakeTrainer(Checkpointed):
-    """A `forge.train.protocol.Trainer`. Its checkpoints are the model it began with, file for file."""
+    """A `forge.train.protocol.Trainer`. Its checkpoints are the model it began with, file for file: it holds them all,
+    since a run outlives the checkpoint it was resumed from."""
 
     def __init__(self, model_dir: Path) -> None:
         self.steps = 0
-        self._model = model_dir
+        files = (path for path in sorted(model_dir.iterdir()) if path.is_file() and path.name != checkpoint.MANIFEST)
+        self._files = {path.name: path.read_bytes() for path in files}
 
     @classmethod
     def resume(cls, folder: Path) -> tuple[FakeTrainer, Position]:
@@ -51,24 +52,9 @@ class FakeTrainer(Checkpointed):
             seconds=time.perf_counter() - began,
         )
 
-    def save(
-        self,
-        root: Path,
-        *,
-        version: int,
-        positions: Sequence[int],
-        keep: int = 3,
-        state: Json | None = None,
-        step: int | None = None,
-    ) -> Path:
-        """As `forge.train.protocol.Trainer.save`. The newest checkpoint always stays, so the next is copied from it."""
-        self._model = super().save(root, version=version, positions=positions, keep=keep, state=state, step=step)
-        return self._model
-
     def close(self) -> None:
         pass
 
     def _save_files(self, folder: Path) -> None:
-        for path in self._model.iterdir():
-            if path.is_file() and path.name != checkpoint.MANIFEST:
-                shutil.copyfile(path, folder / path.name)
+        for name, content in self._files.items():
+            (folder / name).write_bytes(content)
