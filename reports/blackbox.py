@@ -39,7 +39,10 @@ def measure(name: str) -> dict[str, Any]:
     from forge.bench.blackbox import run
     from forge.doctor import machine
 
-    return {"machine": machine(), **run([name], [], lambda said: print(said, flush=True))}
+    measured = run([name], [], lambda said: print(said, flush=True))
+    for row in measured["rows"]:
+        del row["output"]  # long, and full of the machine's paths
+    return {"machine": machine(), **measured}
 
 
 def joined(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
@@ -58,12 +61,13 @@ def judged(results: dict[str, Any]) -> dict[str, Any]:
     from forge.bench.blackbox_cases import load_cases
 
     cases, rows = load_cases(), []
+    left_out = {f"{name}, {variant}": why for name, case in cases.items() for variant, why in case.left_out.items()}
     for name, case in cases.items():
         for row in (one for one in results["rows"] if one["program"] == name):
             expected, gives_up = case.expected(row["variant"]), case.gives_up.get(row["variant"], "")
             fits = row["finished"] == (not gives_up) and row["shape"] in expected
             rows.append({**row, "expected": expected, "gives_up": gives_up, "as_expected": fits})
-    return {**results, "rows": rows, "figures": counted(rows)}
+    return {**results, "rows": rows, "left_out": left_out, "figures": counted(rows)}
 
 
 def page(results: dict[str, Any]) -> list[str]:
@@ -91,12 +95,14 @@ def page(results: dict[str, Any]) -> list[str]:
         f"| {name} | {_cell(rows.get((name, 'compaction')))} | {_cell(rows.get((name, 'sub_agent')))} |"
         for name in special
     ]
-    if missing := {what: why for what, why in results["left_out"].items() if why != "it has none"}:
+    if missing := {what: why for what, why in results["left_out"].items() if why != "no case"}:
         lines += ["", "Left out:", "", *(f"- {what}: {why}" for what, why in missing.items())]
     unlike = [row for row in results["rows"] if not row["as_expected"]]
     if unlike:
         lines += ["", "Not as expected:", ""]
-        lines += [f"- {row['program']}, {row['variant']}: {row['outcome']}, {row['shape']}" for row in unlike]
+        for row in unlike:
+            expected = " or ".join(row["expected"])
+            lines.append(f"- {row['program']}, {row['variant']}: {row['outcome']}; {row['shape']}, not {expected}")
     return lines
 
 

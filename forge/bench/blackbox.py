@@ -101,7 +101,7 @@ def _why_not(case: Case, variant: Variant) -> str:
     if variant in case.left_out:
         return case.left_out[variant]
     if variant in ("compaction", "sub_agent") and variant not in case.variants:
-        return "it has none"
+        return "no case"
     return ""
 
 

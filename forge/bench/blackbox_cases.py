@@ -24,7 +24,8 @@ Variant = Literal["plain", "429", "500", "cut", "stall", "compaction", "sub_agen
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 #: what the scripted policy answers where it is asked for a summary, or about anything but its task
 SUMMARY = (
-    "<state_snapshot>step-1 is done: the folder was looked at. The task itself remains to be done.</state_snapshot>"
+    "<summary>\n<state_snapshot>step-1 is done: the folder was looked at. The task itself remains to be done."
+    "</state_snapshot>\n</summary>"
 )
 SIDE, SUB_AGENT = "An errand", "The sub-agent has looked: all is as it should be."
 #: in the prompt of a sub-agent
