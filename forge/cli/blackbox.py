@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 blackbox = typer.Typer(
     help="Agent programs of others, run unchanged: install them, look at their recipes, run one on a task. To train on "
-    "what one does, name its recipe in a scenario: [[domains]] agent = 'openai-agents'.",
+    "what one does, name its recipe as the agent of one of a scenario's domains: agent = 'openai-agents'.",
     no_args_is_help=True,
 )
 app.add_typer(blackbox, name="blackbox")
