@@ -9,6 +9,7 @@ else by its text; how far the echo differs from what was sampled is counted. Eve
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from forge.types import Json
 
 #: the least text of a reply that is known again inside another message
 SUMMARY_CHARS = 24
+#: claude-code asks for one behind an analysis, and shows what is between the tags alone
+SUMMARY = re.compile(r"<summary>(.*?)</summary>", re.DOTALL)
 #: newest completions that a conversation which begins anew is compared with
 COMPARED = 32
 
@@ -315,10 +318,16 @@ def _text(reply: Json) -> str:
 def _quotes(message: Json, node: Node, lead: int) -> bool:
     """Whether a message holds the node's reply; one of the assistant must be of another kind of conversation than that
     of `lead`, else it is an echo."""
-    text = _text(node.reply)
-    if not text or message["role"] == "tool" or text not in message["content"]:
+    if message["role"] == "tool" or not any(text in message["content"] for text in _summaries(node.reply)):
         return False
     return message["role"] != "assistant" or node.lead != lead
+
+
+def _summaries(reply: Json) -> list[str]:
+    """What of a reply may stand in a conversation that begins anew: all of it, or what it put between tags for that."""
+    text = _text(reply)
+    tagged = (found.strip() for found in SUMMARY.findall(text))
+    return [text, *(one for one in tagged if len(one) >= SUMMARY_CHARS)] if text else []
 
 
 def _lead(messages: Sequence[Json], chains: Sequence[int]) -> int:

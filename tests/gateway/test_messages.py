@@ -48,6 +48,16 @@ async def test_whole_and_stream_tell_the_same() -> None:
     assert '"parameters": {"type": "object"}' in prompt_of(backend)
 
 
+async def test_a_note_to_the_vendor_is_not_shown_to_the_model() -> None:
+    """claude-code's, another in every conversation: the rest of the system prompt stays the same prefix."""
+    backend = ScriptedBackend(lambda _t, _p: "ok")
+    note = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.ae1; cc_entrypoint=sdk-cli;"}
+    async with live(backend) as server, server.anthropic() as client:
+        for system in ([note, {"type": "text", "text": "Be brief."}], "Be brief."):
+            await client.messages.create(model="m", max_tokens=9, messages=HELLO, system=system)
+    assert prompt_of(backend, 0) == prompt_of(backend, 1)
+
+
 async def test_blocks_come_back_as_they_went() -> None:
     backend = ScriptedBackend(lambda _t, _p: CALLING)
     async with live(backend) as server, server.anthropic() as client:

@@ -144,14 +144,16 @@ def test_left_out_turns_are_a_truncation() -> None:
     assert run.ask([*cut, said("", ("c5", "calc", "{}")), result("c5", "r5")], said("done")) == Where(5, 9, None)
 
 
-def test_a_history_begun_anew_around_a_sampled_summary_is_a_compaction() -> None:
+@pytest.mark.parametrize("wrapped", ["{}", "<analysis>\nLong.\n</analysis>\n\n<summary>\n{}\n</summary>"])
+def test_a_history_begun_anew_around_a_sampled_summary_is_a_compaction(wrapped: str) -> None:
+    """All that was sampled, or what it put between tags."""
     run = Recorded()
     history = [system("s"), user("a long task")]
     run.ask(history, said("", ("c0", "calc", "{}")))
     history = [*history, said("", ("c0", "calc", "{}")), result("c0", "r")]
     run.ask(history, said("", ("c1", "calc", "{}")))
     summary = "So far: the task is long, and r came out."
-    run.ask([system("summarise"), user("all of it")], said(summary))
+    run.ask([system("summarise"), user("all of it")], said(wrapped.format(summary)))
     compacted = [system("s"), user(f"Summary of before:\n{summary}\nGo on.")]
     assert run.ask(compacted, said("", ("c2", "calc", "{}"))).fork is Fork.COMPACTION
 

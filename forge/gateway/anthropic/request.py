@@ -16,6 +16,9 @@ from forge.gateway.request import Constraint, Request
 from forge.types import Json
 
 _ROLES = ("user", "assistant", "system")
+#: claude-code begins its system prompt with a line for its vendor's accounts, another one in every conversation; no
+#: model is meant to see it
+NOTE = "x-anthropic-billing-header:"
 
 
 def parse_messages_request(data: Json) -> Request:
@@ -74,6 +77,8 @@ def _format(data: Json) -> tuple[Constraint, ...]:
 def _system(data: Json) -> list[Json]:
     value = data.get("system")
     text = "" if value is None else _text(value, "system", "system")
+    if text.startswith(NOTE):
+        text = text.partition("\n")[2]
     return [{"role": "system", "content": text}] if text else []
 
 
