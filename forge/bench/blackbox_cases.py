@@ -23,10 +23,8 @@ from forge.types import ForgeError
 Variant = Literal["plain", "429", "500", "cut", "stall", "compaction", "sub_agent"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 #: what the scripted policy answers where it is asked for a summary, or about anything but its task
-SUMMARY = (
-    "<summary>\n<state_snapshot>step-1 is done: the folder was looked at. The task itself remains to be done."
-    "</state_snapshot>\n</summary>"
-)
+TO_DO = "The task itself remains to be done."
+SUMMARY = f"<summary>\n<state_snapshot>step-1 is done: the folder was looked at. {TO_DO}</state_snapshot>\n</summary>"
 SIDE, SUB_AGENT = "An errand", "The sub-agent has looked: all is as it should be."
 #: in the prompt of a sub-agent
 ERRAND = "Look whether all is as it should be, and say so."
@@ -120,7 +118,7 @@ class Script:
         shown = [turn for turn in turns if turn.role != "system"]
         if self._sign and any(self._sign in turn.text for turn in turns if turn is turns[0] or turn in shown[-1:]):
             return SUMMARY
-        if not any(self._task.data["path"] in turn.text for turn in shown):
+        if not any(self._task.data["path"] in turn.text or TO_DO in turn.text for turn in shown):
             return SUB_AGENT if any(ERRAND in turn.text for turn in shown) else SIDE
         done = [n for n in range(1, len(self._steps)) if any(_mark(n) in turn.text for turn in shown)]
         return self._reply(max(done, default=0))
