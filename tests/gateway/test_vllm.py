@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections import Counter, defaultdict
@@ -15,6 +16,7 @@ from test_many import Spy, at_once, inside, request_of, rows_of
 from transformers import AutoModelForCausalLM
 
 from forge.gateway.chat import HfChatCodec
+from forge.gateway.constrain import constrainer
 from forge.gateway.local import EngineBackend
 from forge.live.engine_worker import make_engine
 from forge.models import resolve
@@ -112,7 +114,7 @@ async def test_what_is_recorded_is_what_vllm_sampled(engine: VllmEngine, monkeyp
     spy = Spy(engine)
     backend = EngineBackend(spy, model="quickstart")
     seen: Counter[str] = Counter()
-    async with inside(backend, HfChatCodec(resolve("quickstart"), "hermes")) as (client, _):
+    async with inside(backend, HfChatCodec(resolve("quickstart"), "hermes"), None) as (client, _):
 
         async def one(index: int) -> None:
             draw = random.Random(index)
@@ -230,3 +232,34 @@ def sampled_losses(model: Any, prompt: tuple[int, ...], count: int, length: int)
             total -= rows.gather(1, token)[:, 0]
             ids = torch.cat([ids, token], 1)
     return (total / length).tolist()
+
+
+async def test_a_demanded_call_is_made(engine: VllmEngine) -> None:
+    """By the grammar that the embedded engine decodes under too, whatever the model would say."""
+    codec, model = HfChatCodec(resolve("quickstart"), "template"), resolve("quickstart")
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    tools = [{"type": "function", "function": {"name": "pick", "parameters": schema}}]
+    backend = EngineBackend(engine, model="quickstart")
+    async with inside(backend, codec, constrain=constrainer(codec, model)) as (client, _):
+
+        async def one(index: int) -> None:
+            body = {
+                "messages": [{"role": "user", "content": f"{index}*2"}],
+                "tools": tools,
+                "tool_choice": "required",
+                "stream": index % 2 == 1,
+            }
+            reply = await client.post(f"/t/t{index}/v1/chat/completions", json=body)
+            assert reply.status_code == 200, reply.text
+            assert "x-forge-unenforced" not in reply.headers
+            if index % 2 == 0:
+                (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+                assert json.loads(call["function"]["arguments"])["n"] in (1, 2)
+
+        await at_once(16, one)
+    backend.close()
+    completions = [c for session in backend.sessions.open.values() for c in session.completions]
+    assert len(completions) == 16
+    for completion in completions:
+        assert completion.constrained
+        assert codec.text(completion.sampled_ids).startswith("<tool_call>")
