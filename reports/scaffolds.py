@@ -106,7 +106,7 @@ def write(scores: dict[str, list[dict[str, Any]]], spent: dict[str, Any], given:
     from forge.metrics.intervals import mean_interval
     from forge.runs import write_json, write_text
 
-    groups = GROUPS | {"all that training in many never met": HELD_OUT}
+    groups = GROUPS | {"all of these new ones": HELD_OUT}
     rows = []
     for group, names in groups.items():
         means = {kind: [mean_in(one, names) for one in of] for kind, of in scores.items()}
