@@ -57,7 +57,7 @@ def page() -> None:
         last = st.number_input("Newest items", min_value=1, value=ITEMS, step=50, key="trajectory-items")
         outcome = st.selectbox("Outcome", conversations.OUTCOMES, key="trajectory-outcome")
     run = RunFolder.open(next(one.path for one in runs if one.name == chosen))
-    with told(chosen), trajectories.reading(run) as pool:
+    with told(chosen):
         rows = _rows(str(run.path), int(last), _changed_ns(run))
         with st.sidebar:
             domains = sorted({row["domain"] for row in rows})
@@ -68,12 +68,14 @@ def page() -> None:
             return
         names = {row["trajectory"]: conversations.label(row) for row in rows}
         name = st.selectbox("Trajectory", list(names), format_func=names.__getitem__, key=f"trajectory:{chosen}")
-        _show(trajectories.find(pool, name), trajectories.find(pool, name.partition(".")[0]), run)
+        position, _, member = name.partition(".")
+        with trajectories.reading(run) as pool:
+            group = trajectories.find(pool, position)
+        _show(next(one for one in group.trajectories if one.member == int(member)), group, run)
 
 
-def _show(found: Found, group: Found, run: RunFolder) -> None:
-    one = found.trajectories[0]
-    st.markdown(f"`{trajectories.headline(found.item, one)}`")
+def _show(one: Trajectory, group: Found, run: RunFolder) -> None:
+    st.markdown(f"`{trajectories.headline(group.item, one)}`")
     rewards = [_ended(member) for member in group.trajectories]
     st.caption(f"Its item's members, of which the advantage is made: {', '.join(rewards)}.")
     shown = conversations.in_order(one)

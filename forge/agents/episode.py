@@ -17,7 +17,7 @@ from typing import Any
 import openai
 
 from forge.agents.context import DROPPED, Operation
-from forge.agents.dialects import Dialect, Fault, Reply, Result, dialect_of
+from forge.agents.dialects import Dialect, Fault, Reply, Result, dialect_of, error
 from forge.agents.operations import Append, Fold, Summarise
 from forge.agents.record import Conversation
 from forge.agents.strategies import OWN_NAMES, OWN_TOOLS, RULES, own_operation
@@ -161,7 +161,7 @@ class Episode:
             faults = await self.use(talk, reply)
             if faults and retries:
                 retries -= 1
-                said = "\n".join(f"error: {fault.reason}" for fault in faults)
+                said = "\n".join(map(error, faults))
                 talk.do(Fold(turns=1, text=f"{said}\n{self.style.words.retry}"))
             await self._summarise(talk)
         return None

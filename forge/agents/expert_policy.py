@@ -23,7 +23,7 @@ from forge.domains.registry import PURE
 from forge.domains.tools import run_tool
 from forge.formats import ToolCall
 from forge.formats import get as get_format
-from forge.gateway.fake_chat import END, ROLES, VOCAB_SIZE, FakeChatCodec
+from forge.gateway.fake_chat import END, VOCAB_SIZE, FakeChatCodec, Turn, turns
 from forge.gateway.local import EngineBackend
 from forge.gateway.tool_format import HERMES, parse
 from forge.rollout.engine import Delta, Sampling
@@ -32,17 +32,10 @@ from forge.scaffolds import LOOPS, STYLES, Scaffold
 from forge.types import Json
 
 _CODEC = FakeChatCodec()
-_NAMES = {number: role for role, number in ROLES.items()}
 #: bytes
 MAX_CONTEXT = 100_000
 #: one task in so many is begun with a call of a tool that there is not, and one with a call that cannot be read
 SLIP = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    role: str
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +77,15 @@ class ExpertPolicy:
     def reply(self, prompt_ids: tuple[int, ...]) -> str:
         """The whole text of the next turn."""
         script = next(one for one in self._scripts if prompt_ids[: len(one.opening)] == one.opening)
-        turns = _turns(prompt_ids[len(script.opening) :])
+        shown = turns(prompt_ids[len(script.opening) :])[:-1]
         words = self._style.words
-        done = self._done(script, turns)
-        asked = turns[-1].text if turns and turns[-1].role == "user" else ""
+        done = self._done(script, shown)
+        asked = shown[-1].text if shown and shown[-1].role == "user" else ""
         if asked == words.summarise:
             return "\n".join(step.fact for step in script.steps[:done]) or "Nothing is known yet."
         if asked == words.plan and self._scaffold.loop == "plan":
             return "Look up what is needed, compute, answer."
-        if not turns and script.steps and self._dice % SLIP in (0, 1):
+        if not shown and script.steps and self._dice % SLIP in (0, 1):
             return self._slip(script.steps[0].call)
         if done == len(script.steps):
             return f"Thought: this is all.\n{ANSWER} {script.answer}" if self._is_react else script.answer
@@ -123,10 +116,10 @@ class ExpertPolicy:
             return broken
         return self._called([ToolCall("no_such_tool", call.arguments)])
 
-    def _done(self, script: Script, turns: Sequence[Turn]) -> int:
+    def _done(self, script: Script, shown: Sequence[Turn]) -> int:
         """How many steps were made, as far as the prompt shows: one more than the last that is seen or noted."""
-        seen = [(call.name, _plain(call.arguments)) for turn in turns for call in self._calls(turn)]
-        noted = {line for turn in turns if turn.role != "assistant" for line in turn.text.splitlines()}
+        seen = [(call.name, _plain(call.arguments)) for turn in shown for call in self._calls(turn)]
+        noted = {line for turn in shown if turn.role != "assistant" for line in turn.text.splitlines()}
         made = [
             nth
             for nth, step in enumerate(script.steps, 1)
@@ -186,14 +179,6 @@ def _solved(task: Task) -> tuple[list[Result], str]:
 
 def _call(name: str, **arguments: str) -> ToolCall:
     return ToolCall(name, json.dumps(arguments, separators=(",", ":")))
-
-
-def _turns(ids: Sequence[int]) -> list[Turn]:
-    """Of ids that begin with a turn's marker; the empty one in which the reply will be is none."""
-    starts = [at for at, one in enumerate(ids) if one in _NAMES]
-    ends = [*starts[1:], len(ids)]
-    found = [Turn(_NAMES[ids[a]], _CODEC.decode(ids[a:b])) for a, b in zip(starts, ends, strict=True)]
-    return found[:-1]
 
 
 def _echoed(text: str) -> list[ToolCall]:

@@ -14,9 +14,20 @@ from forge.domains.base import Domain, Task
 from forge.scaffolds import DEFAULT, Scaffold, get
 from forge.types import DeathReason, ForgeError, Outcome
 
-__all__ = ["PLAIN", "ToolClock", "run_episode"]
+__all__ = ["PLAIN", "ToolClock", "overdue", "run_episode"]
 
 PLAIN = get(DEFAULT)
+
+
+def overdue(trajectory: str, seconds: float, scaffold: str) -> Outcome:
+    """Of an episode that was ended after so long."""
+    return Outcome(
+        trajectory=trajectory,
+        reward=None,
+        reason=DeathReason.TIMEOUT,
+        detail=f"over {seconds:g} s",
+        scaffold=scaffold,
+    )
 
 
 async def run_episode(

@@ -117,20 +117,24 @@ async def play(name: str, case: Case, variant: Variant) -> Row:
     app = create_app(policy, FakeChatCodec(), log=log.append)
     server = await serve(app)
     cutter = Cutter((urlsplit(server.url).hostname or "", server.port), cuts=int(variant == "cut"))
-    recipe = changed(load(case.recipe), case.always, change)
+    recipe = load(case.recipe)
+    assert recipe.program is not None
     began = time.monotonic()
     try:
         gateway = Gateway(url=await cutter.start(), model=policy.model)
-        played = await Launch(recipe, gateway, TRAJECTORY, domain, task, ToolClock(ToolWait(), "")).play()
+        program = changed(recipe, case.always, change)
+        played = await Launch(program, gateway, TRAJECTORY, domain, task, ToolClock(ToolWait(), "")).play()
         tree = app.state.gateway.tree(TRAJECTORY)
     finally:
         cutter.stop()
         await server.stop()
-    return _row(name, case, variant, played, log, shape(tree.nodes), dict(tree.echoes), time.monotonic() - began)
+    version, seconds = PROGRAMS[recipe.program].version, time.monotonic() - began
+    return _row(name, version, case, variant, played, log, shape(tree.nodes), dict(tree.echoes), seconds)
 
 
 def _row(
     name: str,
+    version: str,
     case: Case,
     variant: Variant,
     played: Played,
@@ -139,11 +143,10 @@ def _row(
     echoes: Mapping[str, int],
     seconds: float,
 ) -> Row:
-    outcome, program = played.outcome, load(case.recipe).program
-    assert program is not None
+    outcome = played.outcome
     return Row(
         program=name,
-        version=PROGRAMS[program].version,
+        version=version,
         variant=variant,
         finished=outcome.reward == 1.0,
         outcome=f"{outcome.reason}: {outcome.detail}" if outcome.reward is None else f"reward {outcome.reward:g}",

@@ -12,10 +12,10 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError
 
-from forge.bench.blackbox_policy import Turn
 from forge.blackbox.recipe import Recipe
 from forge.domains.base import Task
 from forge.faults import explain
+from forge.gateway.fake_chat import Turn
 from forge.gateway.tool_format import ToolCall, render
 from forge.sections import Positive, Section
 from forge.types import ForgeError

@@ -6,6 +6,8 @@ import asyncio
 import socket
 from contextlib import suppress
 
+from forge.blackbox.door import until_one_ends
+
 #: bytes of an answer's body that pass before it is cut
 _PASS = 300
 
@@ -30,14 +32,9 @@ class Cutter:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers, asks = await asyncio.open_connection(*self._gateway)
         asked = _Asked()
-        there = asyncio.ensure_future(self._ask(reader, asks, asked))
-        back = asyncio.ensure_future(self._answer(answers, writer, asked))
         try:
-            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+            await until_one_ends(self._ask(reader, asks, asked), self._answer(answers, writer, asked))
         finally:
-            for one in (there, back):
-                one.cancel()
-            await asyncio.gather(there, back, return_exceptions=True)
             asks.close()
             writer.close()
 

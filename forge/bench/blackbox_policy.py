@@ -9,10 +9,10 @@ import asyncio
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from forge.gateway.backend import Overloaded, UnknownTrajectoryError
-from forge.gateway.fake_chat import END, ROLES, FakeChatCodec
+from forge.gateway.fake_chat import END, Turn, turns
 from forge.gateway.report import Report
 from forge.rollout.engine import Delta, FinishReason, Sampling
 from forge.types import Completion
@@ -23,13 +23,6 @@ Fault = Literal["429", "500", "stall"]
 RETRY_AFTER_S, STALL_S = 1.0, 6.0
 #: tokens a delta
 _CHUNK = 32
-
-
-class Turn(NamedTuple):
-    """One of a prompt: "system" (the tools come as one of their own, first), "user", "assistant", "tool"."""
-
-    role: str
-    text: str
 
 
 Script = Callable[[Sequence[Turn]], str]
@@ -81,14 +74,3 @@ class ScriptedPolicy:
             finish: FinishReason | None = ("stop" if ids[-1] == END else "length") if last else None
             yield 0, Delta(id="s", token_ids=part, logprobs=(-0.5,) * n, versions=(0,) * n, finish=finish)
             await asyncio.sleep(0.002)
-
-
-def turns(prompt_ids: Sequence[int]) -> list[Turn]:
-    names = {marker: role for role, marker in ROLES.items()}
-    found: list[tuple[str, list[int]]] = []
-    for one in prompt_ids:
-        if one in names:
-            found.append((names[one], []))
-        elif one < END and found:
-            found[-1][1].append(one)
-    return [Turn(role, FakeChatCodec().decode(ids)) for role, ids in found]

@@ -4,8 +4,8 @@ One stub engine over HTTP in a process of its own, one load of concurrent conver
 nothing (direct), our gateway, or LiteLLM, one process each. Saturation is the chunks a second that come through when
 the engine does not pause, or fewer, if a core is full before where chunks come one by one. Latencies are then measured
 at half of it, direct first and through the gateway, three times in turn; what is added is the difference of the
-quantiles. LiteLLM, which saturates earlier, is measured at half of its
-own, and the ratio is that of both sides at this rate.
+quantiles. LiteLLM, which saturates earlier, is measured at half of its own, and the ratio is that of both sides at this
+rate.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -142,17 +143,23 @@ class Door:
     ) -> None:
         """Until either side closes."""
         answers, asks = await asyncio.open_connection(*self._gateway)
-        there = asyncio.ensure_future(_requests(first, reader, asks, requests))
-        back = asyncio.ensure_future(_copy(answers, writer))
         try:
-            done, _ = await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
-            for one in done:
-                one.result()
+            await until_one_ends(_requests(first, reader, asks, requests), _copy(answers, writer))
         finally:
-            for one in (there, back):
-                one.cancel()
-            await asyncio.gather(there, back, return_exceptions=True)
             asks.close()
+
+
+async def until_one_ends(*ways: Coroutine[Any, Any, None]) -> None:
+    """Both ways of a connection: where one ends the others are cancelled, and what it raised is raised."""
+    tasks = [asyncio.ensure_future(way) for way in ways]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+    finally:
+        for one in tasks:
+            one.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _first(reader: asyncio.StreamReader, requests: Requests) -> bytes:

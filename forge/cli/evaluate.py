@@ -15,6 +15,9 @@ from forge.scaffolds import DEFAULT, select
 from forge.types import ForgeError, Json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.live.scoring import Asked, Subject
     from forge.types import Outcome
 
 #: columns where no terminal says how many
@@ -63,8 +66,7 @@ def evaluate(
     Everything goes into a run folder: scores.json, scores.png, and the trajectories, which `forge show` shows.
     """
     need_live()
-    from forge.live.scoring import Asked, scenario_of, score, subject
-    from forge.runs import RunFolder
+    from forge.live.scoring import Asked, subject
 
     if split not in ("held_out", "validation", "train"):
         raise ForgeError(f"--split {split}: must be held_out, validation or train")
@@ -79,15 +81,20 @@ def evaluate(
         max_context=max_context,
         slots=slots,
     )
-    about = subject(name, runs)
+    _score(subject(name, runs), asked, runs, as_json)
+
+
+def _score(about: Subject, asked: Asked, runs: Path, as_json: bool) -> None:
+    from forge.live.scoring import scenario_of, score
+    from forge.report.scores import draw
+    from forge.runs import RunFolder
+
     scenario = scenario_of(about, asked)
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else PIPED)
     folder = RunFolder.create(runs, scenario, is_latest=False)
     console.print(f"{about.name}; run folder: {folder.path}", highlight=False, soft_wrap=True)
-    with _Watched(console, len(asked.scaffolds) * tasks * asked.samples) as watched:
+    with _Watched(console, len(asked.scaffolds) * asked.tasks * asked.samples) as watched:
         result = score(about, asked, folder, watched.take)
-    from forge.report.scores import draw
-
     draw(result, folder.path / "scores.png")
     if as_json:
         print_json({"folder": str(folder.path), **result})

@@ -24,11 +24,11 @@ def constrainer(codec: HfChatCodec, model_dir: Path) -> Constrain | None:
     if not is_installed():
         return None
     vocab_size = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    grammars = Grammars(model_dir, vocab_size)
+    grammars, tokens = Grammars(model_dir, vocab_size), codec.added_tokens
 
     def constrain(constraint: Constraint, request: Request, prompt_ids: tuple[int, ...]) -> str | None:
         reasoning = codec.reasoning_stream(prompt_ids)
-        grammar = grammar_of(constraint, request, codec.tool_format, reasoning, codec.added_tokens)
+        grammar = grammar_of(constraint, request, codec.tool_format, reasoning, tokens)
         return None if grammar is None or grammars.fault(grammar) else grammar
 
     return constrain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from forge.gateway.chat_template import ChatError
 from forge.gateway.reasoning import CLOSE, OPEN, ReasoningStream
@@ -13,6 +14,13 @@ from forge.types import Json
 END = 256
 ROLES = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
 VOCAB_SIZE = 261
+
+
+class Turn(NamedTuple):
+    """One of a prompt: "system" (the tools come as one of their own, first), "user", "assistant", "tool"."""
+
+    role: str
+    text: str
 
 
 class FakeChatCodec:
@@ -65,3 +73,15 @@ class FakeChatCodec:
 
     def reasoning_stream(self, _prompt_ids: Sequence[int]) -> ReasoningStream | None:
         return ReasoningStream(opened=False)
+
+
+def turns(ids: Sequence[int]) -> list[Turn]:
+    """A prompt, or its end from a turn's marker on; the last is the empty one in which the reply will be."""
+    names = {marker: role for role, marker in ROLES.items()}
+    found: list[tuple[str, list[int]]] = []
+    for one in ids:
+        if one in names:
+            found.append((names[one], []))
+        elif found:
+            found[-1][1].append(one)
+    return [Turn(role, FakeChatCodec().decode(text)) for role, text in found]

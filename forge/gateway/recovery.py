@@ -218,7 +218,9 @@ class Conversations:
             return False
         later: set[int] = set()
         for node in self._newest():
-            if any(key not in later and _quotes(one, node, lead) for one, key in zip(messages, keys, strict=True)):
+            texts, is_other = _summaries(node.reply), node.lead != lead
+            shown = (one for one, key in zip(messages, keys, strict=True) if key not in later)
+            if texts and any(_quotes(one, texts, is_other) for one in shown):
                 return True
             later.update(node.keys)
         return False
@@ -315,12 +317,12 @@ def _text(reply: Json) -> str:
     return text if len(text) >= SUMMARY_CHARS and not reply.get("tool_calls") else ""
 
 
-def _quotes(message: Json, node: Node, lead: int) -> bool:
-    """Whether a message holds the node's reply; one of the assistant must be of another kind of conversation than that
-    of `lead`, else it is an echo."""
-    if message["role"] == "tool" or not any(text in message["content"] for text in _summaries(node.reply)):
+def _quotes(message: Json, texts: Sequence[str], is_other: bool) -> bool:
+    """Whether a message holds one of a reply's texts; one of the assistant only where that reply `is_other`, of another
+    kind of conversation, else it is an echo."""
+    if message["role"] == "tool" or (message["role"] == "assistant" and not is_other):
         return False
-    return message["role"] != "assistant" or node.lead != lead
+    return any(text in message["content"] for text in texts)
 
 
 def _summaries(reply: Json) -> list[str]:

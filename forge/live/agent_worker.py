@@ -14,7 +14,7 @@ from typing import Any
 
 import openai
 
-from forge.agents.loop import ToolClock, run_episode
+from forge.agents.loop import ToolClock, overdue, run_episode
 from forge.blackbox.launcher import Gateway, Launch
 from forge.blackbox.recipe import Recipe, folders_of, load
 from forge.domains.base import Task
@@ -22,7 +22,7 @@ from forge.domains.registry import get_domain, warm_up
 from forge.live.scaffolding import scaffold_of
 from forge.scenario import Scenario
 from forge.sections import ToolWait
-from forge.types import DeathReason, Outcome
+from forge.types import Outcome
 
 
 class AgentLoop:
@@ -73,13 +73,8 @@ class AgentLoop:
             async with asyncio.timeout(timeout_s):
                 outcome = await self.episode(trajectory, task, clock)
         except TimeoutError:
-            outcome = Outcome(
-                trajectory=trajectory,
-                reward=None,
-                reason=DeathReason.TIMEOUT,
-                detail=f"over {timeout_s:g} s",
-                scaffold="" if task.domain in self.recipes else scaffold_of(self.scenario, trajectory).id,
-            )
+            scaffold = "" if task.domain in self.recipes else scaffold_of(self.scenario, trajectory).id
+            outcome = overdue(trajectory, timeout_s, scaffold)
         self.episodes.pop(trajectory, None)
         self.pipe.send(("outcome", outcome))
 
@@ -108,8 +103,4 @@ def main(pipe: Connection, scenario: Scenario) -> None:
     for recipe in recipes.values():
         folders_of(recipe)
     warm_up(domain.name for domain in scenario.domains)
-    asyncio.run(_played(pipe, scenario, recipes))
-
-
-async def _played(pipe: Connection, scenario: Scenario, recipes: Mapping[str, Recipe]) -> None:
-    await AgentLoop(pipe, scenario, recipes).run()
+    asyncio.run(AgentLoop(pipe, scenario, recipes).run())

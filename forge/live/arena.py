@@ -10,7 +10,7 @@ from pathlib import Path
 
 import openai
 
-from forge.agents.loop import ToolClock, run_episode
+from forge.agents.loop import ToolClock, overdue, run_episode
 from forge.domains.base import Task
 from forge.domains.registry import get_domain
 from forge.gateway.app import create_app
@@ -20,7 +20,7 @@ from forge.gateway.server import serve
 from forge.live.recording import PoolRecording
 from forge.scaffolds import Scaffold
 from forge.sections import ToolWait
-from forge.types import DeathReason, Outcome
+from forge.types import Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +70,7 @@ class Arena:
                     max_tokens=play.max_tokens,
                 )
         except TimeoutError:
-            why = f"over {timeout_s:g} s"
-            return Outcome(
-                trajectory=play.name,
-                reward=None,
-                reason=DeathReason.TIMEOUT,
-                detail=why,
-                scaffold=play.scaffold.id,
-            )
+            return overdue(play.name, timeout_s, play.scaffold.id)
 
 
 @contextlib.asynccontextmanager

@@ -9,12 +9,11 @@ import pytest
 from forge.bench.blackbox import play, shape
 from forge.bench.blackbox_cases import SIDE, SUMMARY, Change, Script, changed, load_cases
 from forge.bench.blackbox_faults import Cutter
-from forge.bench.blackbox_policy import Turn, turns
 from forge.blackbox.catalog import PROGRAMS
 from forge.blackbox.install import is_installed
 from forge.blackbox.recipe import load, program_folder
 from forge.domains.registry import get_domain
-from forge.gateway.fake_chat import FakeChatCodec
+from forge.gateway.fake_chat import FakeChatCodec, Turn, turns
 from forge.gateway.recovery import Conversations, Place
 from forge.types import ForgeError, Json
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from forge.agents.loop import ToolClock
-from forge.bench.blackbox_policy import ScriptedPolicy, Turn
+from forge.bench.blackbox_policy import ScriptedPolicy
 from forge.blackbox.door import Refused, Requests
 from forge.blackbox.launcher import Gateway, Launch, Played
 from forge.blackbox.recipe import Recipe
@@ -21,7 +21,7 @@ from forge.blackbox.reporting import told
 from forge.domains.base import Task
 from forge.domains.registry import get_domain
 from forge.gateway.app import create_app
-from forge.gateway.fake_chat import FakeChatCodec
+from forge.gateway.fake_chat import FakeChatCodec, Turn
 from forge.gateway.server import serve
 from forge.gateway.tool_format import ToolCall, render
 from forge.sandbox.battery import left
